@@ -1,0 +1,1 @@
+"""Measurements: two things in one run."""

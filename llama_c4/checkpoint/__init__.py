@@ -1,0 +1,1 @@
+"""Files of a run: states, run folders, conversion to and from Hugging Face."""

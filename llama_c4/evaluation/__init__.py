@@ -1,0 +1,1 @@
+"""Validation of weights: subset and full split."""

@@ -1,0 +1,1 @@
+"""Records and the views of them: JSONL, terminal, W&B."""

@@ -1,0 +1,1 @@
+"""The Llama model, its attention and loss paths, and its accounting."""

@@ -1,0 +1,1 @@
+"""Learning-rate schedules, parameter groups, clipping and optimizers."""

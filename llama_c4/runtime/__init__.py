@@ -1,0 +1,1 @@
+"""The process: device, precision, threads, determinism, random numbers, signals."""

@@ -1,0 +1,1 @@
+"""Plan, engines and the one loop."""
