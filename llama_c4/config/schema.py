@@ -35,6 +35,7 @@ def observation(**bounds: Any) -> Any:
 
 
 PositiveInt = Annotated[int, Field(gt=0)]
+MAX_SEED = 2**63 - 1  # the largest that every generator takes
 
 
 # --- model ------------------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class _TextData(_DataBase):
     """Validation tokens to prepare; null takes the whole split."""
     shuffle_documents: int = recipe(ge=0)
     """Size of the shuffle buffer over training documents; 0 keeps their order."""
-    shuffle_seed: int = recipe(ge=0)
+    shuffle_seed: int = recipe(ge=0, le=MAX_SEED)
     """Seed of the shuffle buffer."""
 
 
@@ -230,7 +231,7 @@ class MarkovConfig(_DataBase):
     name: Literal["markov"] = recipe()
     successors: int = recipe(gt=0)
     """m, equally structured successors of every token id."""
-    chain_seed: int = recipe(ge=0)
+    chain_seed: int = recipe(ge=0, le=MAX_SEED)
     """Seed of the transition table and of the sampled stream."""
     train_tokens: int = recipe(gt=1)
     validation_tokens: int = recipe(gt=1)
@@ -293,7 +294,7 @@ class TrainingConfig:
 class EvaluationConfig:
     subset_blocks: int = observation(gt=0)
     """Validation blocks evaluated at every epoch end."""
-    subset_seed: int = observation(ge=0)
+    subset_seed: int = observation(ge=0, le=MAX_SEED)
     batch_size: int = observation(gt=0)
     """Sequences of one forward pass."""
     full_at_end: bool = observation()
@@ -302,10 +303,10 @@ class EvaluationConfig:
 
 @frozen
 class RuntimeConfig:
-    seed: int = recipe(ge=0)
+    seed: int = recipe(ge=0, le=MAX_SEED)
     """Seed of the initialization and of the data order."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = recipe()
-    """Arithmetic of matrix products: bfloat16 is autocast over float32 parameters; auto is bfloat16 on CUDA, else float32."""
+    """Arithmetic of matrix products: bfloat16 is autocast over float32 parameters; auto is it on CUDA only."""
     deterministic: bool = recipe()
     """Strict deterministic algorithms, reference attention, plain AdamW, no compilation."""
     device: Literal["auto", "cpu", "cuda"] = machine()
@@ -346,7 +347,7 @@ class RunFolderConfig:
     output_dir: str = observation(min_length=1)
     """Folder of all run folders."""
     name: str | None = observation(min_length=1, pattern=r"^[^/\x00]+$")
-    """Name of the run folder; null makes one from the recipe and its identity, so that the same command continues its run."""
+    """Name of the run folder; null makes one of the recipe and its identity, so the same command continues its run."""
     on_finished: Literal["refuse", "skip", "restart"] = observation()
     """What to do when this very run is finished already; restart sets the old folder aside."""
 

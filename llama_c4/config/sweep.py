@@ -1,0 +1,89 @@
+"""A sweep before its first job runs: all jobs composed and checked, and none in the folder of another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast, final
+
+from llama_c4.config.compose import compose_config, expand_sweep
+from llama_c4.config.errors import ConfigError
+from llama_c4.config.identity import run_folder
+from llama_c4.config.overrides import read_overrides
+from llama_c4.config.schema import RunConfig
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One job of a sweep: its number from 0, its overrides in Hydra's grammar, what varies in it, its configuration."""
+
+    number: int
+    overrides: tuple[str, ...]
+    label: str
+    config: RunConfig
+
+
+def plan_sweep(overrides: Sequence[str]) -> list[Job]:
+    """All jobs of a sweep, valid and with folders of their own.
+
+    `run.on_finished=refuse` becomes `skip`: a sweep that is started again goes on where it ended.
+    Raises:
+        ConfigError: The sweep cannot be read, jobs are faulty (each named) or two jobs are the same run.
+    """
+    fixed = [o for o in read_overrides(overrides).hydra if o.key == "hydra.job.chdir"]
+    if fixed:
+        raise ConfigError(f"{fixed[0].text}: relative paths mean the working directory in every job; leave it out")
+    expanded = expand_sweep(overrides)
+    labels = _labels(expanded)
+    jobs, faults = [], []
+    for number, (job, label) in enumerate(zip(expanded, labels, strict=True)):
+        try:
+            jobs.append(Job(number, tuple(job), label, _skip_finished(compose_config(job))))
+        except ConfigError as error:
+            faults += [(f"job {number} ({label})", fault) for fault in error.faults]
+    if faults:
+        raise ConfigError(*_merge(faults, len(expanded)))
+    _refuse_shared_folders(jobs)
+    return jobs
+
+
+def _labels(expanded: list[list[str]]) -> list[str]:
+    """What varies in each job, as typed: `optim.lr=0.001 runtime.seed=2`; all of it where nothing varies."""
+    varying = [len(set(values)) > 1 for values in zip(*expanded, strict=True)]
+    shown = varying if any(varying) else [True] * len(varying)
+    return [
+        " ".join(o.lstrip("+") for o, show in zip(job, shown, strict=True) if show) or "defaults" for job in expanded
+    ]
+
+
+def _merge(faults: list[tuple[str, str]], num_jobs: int) -> list[str]:
+    """One message a fault, with the jobs that have it; a fault of every job is said once."""
+    jobs_of: dict[str, list[str]] = {}
+    for job, fault in faults:
+        jobs_of.setdefault(fault, []).append(job)
+    return [f"{'every job' if len(jobs) == num_jobs else ', '.join(jobs)}: {fault}" for fault, jobs in jobs_of.items()]
+
+
+def _skip_finished(config: RunConfig) -> RunConfig:
+    if config.run.on_finished != "refuse":
+        return config
+    # For the type checker the schema's decorator hides that these are dataclasses.
+    folder = dataclasses.replace(cast("Any", config.run), on_finished="skip")
+    return dataclasses.replace(cast("Any", config), run=folder)
+
+
+def _refuse_shared_folders(jobs: list[Job]) -> None:
+    folders: dict[Path, list[Job]] = {}
+    for job in jobs:
+        folders.setdefault(run_folder(job.config), []).append(job)
+    for folder, sharing in folders.items():
+        if len(sharing) < 2:
+            continue
+        names = ", ".join(f"{job.number} ({job.label})" for job in sharing)
+        if sharing[0].config.run.name is not None:
+            way = f"run.name={sharing[0].config.run.name} does not vary; leave it out, or type run.name=A,B"
+        else:
+            way = "their recipes are the same, only machine or observation settings differ; let run.name vary too"
+        raise ConfigError(f"jobs {names} would share the run folder {folder}: {way}")
