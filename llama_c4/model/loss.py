@@ -1,0 +1,139 @@
+"""Cross-entropy of the tied output head, summed over the targets that count.
+
+sum over targets y ≠ -100 of (logsumexp(z) - z_y) with logits z = W h, in float32 (float64 for float64 models).
+
+Two forms with equal values and gradients. *plain* computes the logits of all rows, [rows, V], and lets autograd
+differentiate: any order of derivative. *chunked* walks over slices of rows with one buffer, and computes the gradients of
+hidden states and weight in the same walk, so the whole logits never exist and backward only scales what is there:
+
+    dz = softmax(z) - onehot(y),   dh = dz W,   dW = sum over slices of dzᵀ h.
+
+It has a first derivative only.
+
+Letters: T tokens, C hidden size, V vocabulary, R rows of a slice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llama_c4.model.products import cpu_multiplies_bfloat16, linear, product_dtype
+
+IGNORED = -100
+"""Label of a position that does not count."""
+
+LossForm = Literal["plain", "chunked"]
+CHUNK_ROWS = {"cpu": 512, "cuda": 8192}
+"""R for each kind of device."""
+
+
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor, *, form: LossForm) -> Tensor:
+    """Sum of the cross-entropy over all targets that count.
+
+    Args:
+        hidden: Final hidden states, [..., T, C].
+        weight: Output head, [V, C].
+        targets: Labels in [0, V) or -100, [..., T].
+        form: plain or chunked.
+    Returns:
+        Scalar, float32 (float64 for float64 operands); 0 with zero gradients where no target counts.
+    """
+    rows, labels = hidden.flatten(0, -2), targets.flatten()
+    if form == "chunked":
+        return chunked_cross_entropy_sum(rows, weight, labels, chunk_rows=CHUNK_ROWS[hidden.device.type])
+    logits = linear(rows, weight)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+
+
+def chunked_cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk_rows: int) -> Tensor:
+    """The chunked form, with R = chunk_rows.
+
+    Args:
+        hidden: [rows, C].
+        weight: [V, C].
+        labels: [rows].
+        chunk_rows: Rows whose logits exist at once.
+    Raises:
+        RuntimeError: in backward, when a second derivative is asked for or the graph is walked twice.
+    """
+    dtype = product_dtype(hidden.device, weight.dtype)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk_rows, dtype, torch.is_grad_enabled())
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum and gradients in one walk; backward scales the gradients in place and hands them over."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, dtype: torch.dtype, grad: bool
+    ) -> Tensor:
+        wanted = (grad and ctx.needs_input_grad[0], grad and ctx.needs_input_grad[1])
+        total, *ctx.gradients = _walk(hidden, weight, labels, chunk_rows=chunk_rows, dtype=dtype, wanted=wanted)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the chunked cross-entropy has no second derivative; build the model with loss=plain and "
+                "attention=reference (runtime.loss, runtime.attention)"
+            )
+        if ctx.gradients is None:
+            raise RuntimeError("the chunked cross-entropy keeps its gradients for one backward; it was called twice")
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None, None
+
+
+def _walk(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk_rows: int, dtype: torch.dtype, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Sum, gradient of hidden, gradient of weight; the gradients are None where not wanted."""
+    total = hidden.new_zeros((), dtype=weight.dtype)
+    operands = hidden.to(dtype), weight.to(dtype)
+    if dtype == torch.bfloat16 and hidden.device.type == "cpu" and not cpu_multiplies_bfloat16():
+        operands = operands[0].float(), operands[1].float()  # rounded, then multiplied by the fast kernel
+    states, head = operands
+    chunk_rows = min(chunk_rows, len(hidden))
+    logits = states.new_empty(chunk_rows, len(head))
+    grad_hidden = torch.empty_like(hidden) if wanted[0] else None
+    grad_weight = torch.zeros_like(weight) if wanted[1] else None
+    for start in range(0, len(hidden), chunk_rows):
+        rows = slice(start, start + chunk_rows)
+        count = labels[rows] != IGNORED
+        z = torch.mm(states[rows], head.mT, out=logits[: len(count)])
+        probabilities = z.to(weight.dtype)  # z itself unless the products are bfloat16
+        total += _softmax_in_place(probabilities, labels[rows], count)
+        dz = probabilities.to(head.dtype)
+        if grad_hidden is not None:
+            grad_hidden[rows] = torch.mm(dz, head).masked_fill_(~count.unsqueeze(1), 0)
+        if grad_weight is not None:
+            counted = states[rows] * count.unsqueeze(1)
+            _add_product(grad_weight, dz.mT, counted)
+    return total, grad_hidden, grad_weight
+
+
+def _softmax_in_place(z: Tensor, labels: Tensor, count: Tensor) -> Tensor:
+    """Replace logits [R, V] by softmax - onehot; return the summed loss of the rows that count.
+
+    logsumexp(z) = max(z) - log(max(softmax(z))), and the largest probability never underflows.
+    """
+    label = labels.clamp_min(0).unsqueeze(1)
+    of_label, largest = z.gather(1, label), z.amax(dim=1, keepdim=True)
+    torch.softmax(z, dim=1, out=z)
+    loss = largest - z.amax(dim=1, keepdim=True).log_() - of_label
+    z.scatter_add_(1, label, torch.full_like(of_label, -1.0))
+    return loss.masked_fill_(~count.unsqueeze(1), 0).sum()
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b; in one kernel where the dtypes agree, else the narrow product is widened as it is added."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += torch.mm(a, b)
