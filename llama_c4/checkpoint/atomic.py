@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -147,6 +147,25 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     try:
         with replace_file(path, durable=durable) as file:
             file.write(data)
+    except OSError as error:
+        raise TrainingError(write_failure(path, error, needed_bytes=len(data))) from error
+
+
+def append_json_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line of strict JSON, durably; what a killed writer left after the last line break is cut first.
+
+    Raises:
+        TrainingError: The file cannot be written.
+    """
+    data = json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+    try:
+        with path.open("ab+") as file:
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise TrainingError(write_failure(path, error, needed_bytes=len(data))) from error
 

@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import Any, Literal, final
 
 from llama_c4.checkpoint.atomic import (
+    append_json_line,
     read_json,
     remove_side_files,
     set_aside,
     sync_folder,
-    write_failure,
     write_json,
     write_text,
 )
@@ -184,7 +184,7 @@ class RunFolder:
             "machine_changes": list(machine_changes),
             "extended": is_extended,
         }
-        _append_line(self.path / LINEAGE_FILE, line)
+        append_json_line(self.path / LINEAGE_FILE, line)
 
     def write_status(
         self, state: RunState, *, update: int, targets: int, total_targets: int | None, message: str = ""
@@ -294,21 +294,6 @@ def _finished(path: Path) -> str:
 def _clear_side_files(path: Path) -> None:
     for folder in (path, path / RESCUE_FOLDER, path / EXPORT_FOLDER):
         remove_side_files(folder)
-
-
-def _append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one JSON line, durably; what a killed writer left after the last line break is cut first."""
-    data = json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n"
-    try:
-        with path.open("ab+") as file:
-            file.seek(0)
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise TrainingError(write_failure(path, error, needed_bytes=len(data))) from error
 
 
 def _now() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -29,7 +30,7 @@ from llama_c4.config.fields import is_text_key, leaves
 from llama_c4.config.overrides import Override, Request, fault_of_choice, read_overrides, sweep_fault
 from llama_c4.config.schema import RunConfig
 from llama_c4.config.validate import Tree, TreeCheck
-from llama_c4.config.yaml_text import read_tree, write_tree
+from llama_c4.config.yaml_text import parse_tree, read_tree, write_tree
 
 HYDRA_VERSION_BASE = "1.3"
 # Settings in which a leading `~` means the home folder: the shell does not expand it behind `=`.
@@ -68,7 +69,19 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: No such file, or any fault in it or in the overrides.
     """
     path = Path(path).expanduser()
-    saved = read_tree(path / "config.yaml" if path.is_dir() else path)
+    return _changed(read_tree(path / "config.yaml" if path.is_dir() else path), overrides)
+
+
+def parse_config(text: str, overrides: Sequence[str] = (), *, source: Path) -> RunConfig:
+    """The same from text, such as a checkpoint holds; errors name the file that it comes from.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    return _changed(parse_tree(text, source=source), overrides)
+
+
+def _changed(saved: Tree, overrides: Sequence[str]) -> RunConfig:
     request = read_overrides(overrides)
     faults = list(request.faults)
     for choice in (*request.choices.values(), *request.hydra):
@@ -79,6 +92,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         resolved, open_keys = _resolve(OmegaConf.create({"value": value}))
         faults += [f"{key}={request.values[key].value} has no value: {reason}" for reason in open_keys.values()]
         _set(tree, key, resolved.get("value"))
+    _expand_home(tree)
     typed = _typed(request, values)
     unsure = {key for key in request.values if key not in values}
     return TreeCheck(tree, typed=typed, fallback=saved, faults=faults + more, unsure=unsure).finish()
@@ -178,6 +192,7 @@ def _check(base: DictConfig, values: dict[str, Any], request: Request, faults: l
     typed = _typed(request, values)
     fallback, _ = _resolve(base)
     tree, open_keys = _resolve(config)
+    _expand_home(tree)
     for key, reason in open_keys.items():
         faults.append(f"{key}={typed[key]} has no value: {reason}" if key in typed else f"{key} has no value: {reason}")
     return TreeCheck(tree, typed=typed, fallback=fallback, faults=faults, unsure=unsure | set(open_keys)).finish()
@@ -196,6 +211,13 @@ def _set(tree: Tree, key: str, value: Any) -> None:
             return
         tree = inner
     tree[name] = value
+
+
+def _expand_home(tree: Tree) -> None:
+    for group, name in (key.split(".") for key in PATH_KEYS):
+        branch = tree.get(group)
+        if isinstance(branch, dict) and isinstance(branch.get(name), str) and branch[name].startswith("~"):
+            branch[name] = os.path.expanduser(branch[name])  # noqa: PTH111 - Path raises where there is no such user
 
 
 def _keys_of_missing_choices(request: Request) -> set[str]:

@@ -47,8 +47,8 @@ def broken_rules(config: RunConfig, *, typed: Collection[str] = ()) -> list[Brok
 
 
 def is_local_tokenizer(tokenizer: str) -> bool:
-    """Whether `data.tokenizer` is a path (it ends in .json or begins as a path does) and not a name on the hub."""
-    return tokenizer.endswith(".json") or tokenizer.startswith(("/", "./", "../", "~"))
+    """Whether `data.tokenizer` is a path (ends in .json or a slash, or begins as paths do), not a name on the hub."""
+    return tokenizer.endswith((".json", "/")) or tokenizer.startswith(("/", "./", "../", "~"))
 
 
 def is_glob(files: str) -> bool:

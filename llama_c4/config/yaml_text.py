@@ -14,7 +14,10 @@ import yaml
 
 from llama_c4.config.errors import ConfigError
 
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _PLAIN_TEXT = re.compile(r"[A-Za-z/][^\n]*")
 _TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
@@ -25,7 +28,7 @@ _MAKERS = yaml.SafeLoader.yaml_constructors
 class _Reader(yaml.SafeLoader):
     """SafeLoader with the few types of a configuration; tags beyond them are errors."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
     yaml_constructors: ClassVar[dict[Any, Any]] = {
         tag: make for tag, make in _MAKERS.items() if tag is None or tag.rsplit(":", 1)[-1] in _TAGS
     }
@@ -66,16 +69,31 @@ def read_tree(path: Path) -> dict[str, Any]:
         ConfigError: No such file, not UTF-8, no YAML, or no mapping at its top.
     """
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Reader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a config.yaml or a run folder") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: is no YAML of a configuration ({error}); take the config.yaml of a run folder"
+        ) from error
+    return parse_tree(text, source=path)
+
+
+def parse_tree(text: str, *, source: Path) -> dict[str, Any]:
+    """The nested settings of YAML text; errors name the file that it comes from.
+
+    Raises:
+        ConfigError: No YAML, or no mapping at its top.
+    """
+    try:
+        tree = yaml.load(text, Loader=_Reader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{path}: is no YAML of a configuration ({reason}); take the config.yaml of a run folder"
+            f"{source}: is no YAML of a configuration ({reason}); take the config.yaml of a run folder"
         ) from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: holds no settings; take the config.yaml of a run folder")
+        raise ConfigError(f"{source}: holds no settings; take the config.yaml of a run folder")
     return {str(key): _with_text_keys(value) for key, value in tree.items()}
 
 
