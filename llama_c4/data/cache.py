@@ -158,6 +158,8 @@ class TokenCache:
         eos_id: The token after every document; None for a synthetic source.
         entropy_floor: Entropy rate of the source in nats per token, below which no honest loss can lie; None where
             unknown.
+        entropy_std: Standard deviation of -ln p of one token of such a source, in nats: the mean over n tokens may lie
+            below the floor by a few entropy_std / sqrt(n). None where unknown.
         shard_tokens: Tokens of every shard but the last of a split.
         train, validation: The splits.
     """
@@ -170,6 +172,7 @@ class TokenCache:
         self.vocab_size: int = manifest["vocab_size"]
         self.eos_id: int | None = manifest["eos_id"]
         self.entropy_floor: float | None = manifest["entropy_floor"]
+        self.entropy_std: float | None = manifest.get("entropy_std")
         self.shard_tokens: int = manifest["shard_tokens"]
         self.train = _split(path, manifest, "train")
         self.validation = _split(path, manifest, "validation")

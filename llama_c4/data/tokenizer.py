@@ -1,0 +1,188 @@
+"""Text to token ids: the adapter of the library `tokenizers`, and what a tokenizer must be to be used here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from llama_c4.config.errors import DataError
+from llama_c4.data.cache import Tokens
+
+MAX_VOCAB_SIZE = 1 << 16
+"""Ids are stored as uint16."""
+
+
+class Tokenizer:
+    """A `tokenizer.json` as it is used for training: no special tokens, and one EOS after every document.
+
+    Text that spells a special token (`</s>`) is text: added tokens are never matched inside a document. Truncation and
+    padding of the file are ignored.
+
+    Args:
+        data: The bytes of the tokenizer.json.
+        eos_token: The entry put after every document.
+        name: How to call it in messages.
+    Attributes:
+        data: As given.
+        fingerprint: SHA-256 (hex) of those bytes. Two tokenizers of one size are told apart by this alone.
+        vocab_size: V, entries with the added ones.
+        eos_token, eos_id: The end of a document.
+    Raises:
+        DataError: Not a tokenizer.json, no such EOS, ids beyond uint16 or not below V, or a random (BPE dropout) or
+            ambiguous (text that spells the EOS becomes it) encoding.
+    """
+
+    def __init__(self, data: bytes, *, eos_token: str, name: str) -> None:
+        self.data = data
+        self.fingerprint = hashlib.sha256(data).hexdigest()
+        self.eos_token = eos_token
+        self.name = name
+        self._full = _parse(data, name)
+        vocabulary = self._full.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.eos_id = _checked_eos(vocabulary, eos_token, name)
+        # The switch of the library's threads is read from the process's environment and from nowhere else. Processes
+        # are the parallelism here, and a thread pool that has been used makes a later fork hang.
+        os.putenv("TOKENIZERS_PARALLELISM", "false")
+        self._plain = _plain_copy(data, name)
+        self._check_eos_text_stays_text()
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
+        """Encode documents, each followed by EOS.
+
+        Args:
+            texts: Documents in UTF-8; an empty one gives a lone EOS.
+        Returns:
+            All tokens, uint16 [n], and the position after every document's EOS, [len(texts)].
+        Raises:
+            DataError: An id that is not below V, or an EOS inside a document.
+        """
+        encodings = self._plain.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        parts: list[NDArray[np.uint32]] = []
+        for encoding in encodings:
+            ids = encoding.ids
+            ids.append(self.eos_id)
+            parts.append(np.array(ids, np.uint32))
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        tokens = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+        return self._checked(tokens, num_documents=len(parts)), ends
+
+    def decode(self, tokens: Sequence[int] | Tokens) -> str:
+        """The text of token ids, special tokens left out."""
+        return self._full.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise DataError unless the model has exactly this tokenizer's vocabulary."""
+        if self.vocab_size != vocab_size:
+            raise DataError(
+                f"data.tokenizer={self.name}: {self.vocab_size} entries, but model.vocab_size={vocab_size}; "
+                f"set model.vocab_size={self.vocab_size} or name another tokenizer"
+            )
+
+    def _checked(self, tokens: NDArray[np.uint32], *, num_documents: int) -> Tokens:
+        if tokens.size and int(tokens.max()) >= self.vocab_size:
+            raise DataError(f"data.tokenizer={self.name}: gave id {tokens.max()}, beyond its {self.vocab_size} entries")
+        if np.count_nonzero(tokens == self.eos_id) != num_documents:
+            raise DataError(f"data.tokenizer={self.name}: gave {self.eos_token!r} inside a document; {_AMBIGUOUS}")
+        return tokens.astype(np.uint16)
+
+    def _check_eos_text_stays_text(self) -> None:
+        for text in (self.eos_token, f"a{self.eos_token}b", f"a {self.eos_token} b"):
+            if self.eos_id in self._plain.encode(text, add_special_tokens=False).ids:
+                raise DataError(f"data.tokenizer={self.name}: turns the text {text!r} into its EOS; {_AMBIGUOUS}")
+
+
+_AMBIGUOUS = "a document could forge its own end: choose another data.eos_token or tokenizer"
+
+
+def _parse(data: bytes, name: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"data.tokenizer={name}: not a tokenizer.json that can be read ({error})") from None
+
+
+def _checked_eos(vocabulary: dict[str, int], eos_token: str, name: str) -> int:
+    largest = max(vocabulary.values(), default=-1)
+    if len(vocabulary) > MAX_VOCAB_SIZE or largest >= MAX_VOCAB_SIZE:
+        raise DataError(
+            f"data.tokenizer={name}: {len(vocabulary)} entries with ids up to {largest}, but ids are stored as uint16 "
+            f"(at most {MAX_VOCAB_SIZE - 1}); name a tokenizer of at most {MAX_VOCAB_SIZE} entries"
+        )
+    if largest >= len(vocabulary):
+        raise DataError(
+            f"data.tokenizer={name}: ids up to {largest} with {len(vocabulary)} entries; ids must be 0 … V - 1"
+        )
+    if eos_token not in vocabulary:
+        raise DataError(f"data.eos_token={eos_token!r}: not an entry of {name}; name the token that ends a document")
+    return vocabulary[eos_token]
+
+
+def _plain_copy(data: bytes, name: str) -> tokenizers.Tokenizer:
+    """The same model without added tokens, template, truncation and padding: text in, ids of that text out."""
+    settings: dict[str, Any] = json.loads(data)
+    if settings["model"].get("dropout"):
+        raise DataError(
+            f"data.tokenizer={name}: encodes at random (BPE dropout {settings['model']['dropout']}); set it to null"
+        )
+    settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+    return _parse(json.dumps(settings).encode(), name)
+
+
+def read_tokenizer(path: Path, *, eos_token: str) -> Tokenizer:
+    """Load a tokenizer.json, or the one inside a folder."""
+    try:
+        data = _json_file(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"data.tokenizer={path}: cannot be read ({error.strerror}); name a tokenizer.json") from None
+    return Tokenizer(data, eos_token=eos_token, name=str(path))
+
+
+def file_fingerprint(path: Path | str) -> str | None:
+    """SHA-256 of a tokenizer.json, or of the one inside a folder; None where there is none."""
+    file = _json_file(Path(path).expanduser())
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def _json_file(path: Path) -> Path:
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int, eos_token: str) -> Tokenizer:
+    """Train a byte-level BPE of exactly `vocab_size` entries: the EOS, the 256 bytes, and the merges of a text.
+
+    The same texts give the same bytes of JSON, on any machine.
+
+    Raises:
+        DataError: The vocabulary is too small for the bytes, or the texts too few for it.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(alphabet) + 1
+    if not smallest <= vocab_size <= MAX_VOCAB_SIZE:
+        raise DataError(
+            f"model.vocab_size={vocab_size}: a byte-level tokenizer has {smallest} (bytes and EOS) to {MAX_VOCAB_SIZE} "
+            "entries; set it between them, or data.tokenizer to a tokenizer.json"
+        )
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[eos_token], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocab_size:
+        raise DataError(
+            f"model.vocab_size={vocab_size}: the training text yields a tokenizer of {found} entries only; "
+            f"set model.vocab_size={found} or take more text"
+        )
+    return Tokenizer(tokenizer.to_str().encode(), eos_token=eos_token, name="train")
