@@ -1,0 +1,85 @@
+"""The files of a run folder as plain values, with every damage named by file and line instead of raised.
+
+What a crash may leave (a torn last line of a JSONL file) is no damage. Each reader appends to a list of faults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llama_c4.config.errors import ConfigError
+from llama_c4.config.yaml_text import read_tree
+
+Record = Mapping[str, Any]
+
+_NONFINITE = "_nonfinite"
+_WORDS = ("nan", "inf", "-inf")
+_FAULTS_OF_A_FILE = 5
+
+
+def read_settings(path: Path, faults: list[str]) -> dict[str, Any]:
+    """Dotted key → value of a config.yaml, in its order; empty when it is damaged."""
+    try:
+        return flat(read_tree(path))
+    except ConfigError as error:
+        faults += error.faults
+        return {}
+
+
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key → value of a nested mapping, in its order; an empty mapping is a value."""
+    pairs: dict[str, Any] = {}
+    for key, value in tree.items():
+        is_branch = isinstance(value, Mapping) and bool(value)
+        pairs |= flat(value, f"{prefix}{key}.") if is_branch else {f"{prefix}{key}": value}
+    return pairs
+
+
+def read_json(path: Path, faults: list[str]) -> Record:
+    """The object of a JSON file; empty when there is none or it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        return _record(path.read_bytes())
+    except ValueError as error:
+        faults.append(f"{path}: {error}")
+        return {}
+
+
+def read_lines(path: Path, faults: list[str]) -> tuple[Record, ...]:
+    """The records of a JSONL file; a last line without its line break is still being written and no fault."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    records, damaged = [], []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            records.append(_record(line))
+        except ValueError as error:
+            damaged.append(f"{path}, line {number}: {error}")
+    faults += damaged[:_FAULTS_OF_A_FILE]
+    if len(damaged) > _FAULTS_OF_A_FILE:
+        faults.append(f"{path}: {len(damaged) - _FAULTS_OF_A_FILE} more damaged lines")
+    return tuple(records)
+
+
+def _record(text: bytes) -> Record:
+    """One JSON object, strictly (no bare NaN), with its non-finite numbers put back."""
+    try:
+        record = json.loads(text.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error.msg} at column {error.colno})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"is not a JSON object but {type(record).__name__}")
+    for key in [key for key in record if key.endswith(_NONFINITE)]:
+        if record[key] not in _WORDS:
+            raise ValueError(f"{key} is {record[key]!r}, not one of {', '.join(_WORDS)}")
+        record[key.removesuffix(_NONFINITE)] = float(record[key])
+    return record
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"holds a bare {word}, which is not JSON")
