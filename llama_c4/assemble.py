@@ -7,7 +7,7 @@ from pathlib import Path
 from llama_c4.config.errors import ConfigError
 from llama_c4.config.schema import RunConfig
 from llama_c4.data.cache import TokenCache
-from llama_c4.data.sources import check_cache
+from llama_c4.data.cache_match import check_cache
 from llama_c4.model.accounting import choose_loss, estimate_memory_bytes, num_parameters
 from llama_c4.model.llama import Llama, build_model
 from llama_c4.optim.build import build_optimizer
@@ -50,7 +50,7 @@ def model_of(config: RunConfig, runtime: Runtime) -> Llama:
 
 
 def attention_of(config: RunConfig) -> str:
-    """`auto` is the reference path in a deterministic run: the fused kernels' backward is not deterministic everywhere."""
+    """`auto` is the reference path in a deterministic run: not every fused kernel has a deterministic backward."""
     is_open = config.runtime.attention == "auto"
     return "reference" if is_open and config.runtime.deterministic else config.runtime.attention
 

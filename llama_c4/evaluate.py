@@ -78,6 +78,8 @@ def _record(
 
 def _note(stored: StoredWeights, record: dict[str, object]) -> None:
     """One line in the run folder that the state lies in, where it lies in one."""
-    run_dir = next((p for p in list(stored.path.parents)[:3] if (p / CONFIG_FILE).exists() and (p / "status.json").exists()), None)
+    run_dir = next(
+        (p for p in list(stored.path.parents)[:3] if (p / CONFIG_FILE).exists() and (p / "status.json").exists()), None
+    )
     if run_dir is not None:
         append_json_line(run_dir / EVALUATIONS_FILE, record)

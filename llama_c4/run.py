@@ -31,7 +31,7 @@ from llama_c4.model.accounting import num_non_embedding, num_parameters
 from llama_c4.optim.lr_schedule import build_schedule, last_extensible_target
 from llama_c4.runtime.context import Runtime, build_runtime
 from llama_c4.runtime.environment import environment
-from llama_c4.runtime.stop import StopRequest
+from llama_c4.runtime.stop import Stopped, StopRequest
 from llama_c4.trainer.loop import train
 from llama_c4.trainer.plan import Progress, TrainingPlan
 from llama_c4.trainer.sync import SyncEngine
@@ -148,7 +148,11 @@ class _Run:
         self.logger = self._build_logger(clock)
         self.store = self._build_store()
         self.validator = Validator(
-            cache, config.evaluation, context_length=config.model.context_length, runtime=runtime
+            cache,
+            config.evaluation,
+            context_length=config.model.context_length,
+            runtime=runtime,
+            stop_requested=lambda: stop.requested,
         )
 
     def complete(self) -> int:
@@ -216,12 +220,13 @@ class _Run:
 
     def _finish(self) -> int:
         """The last update is done and final.pt written: evaluate the whole split, and write the result."""
-        if self.stop.requested:
-            return self._stopped()
         record: dict[str, Any] = {}
         if self.config.evaluation.full_at_end:
-            with self.logger.phase("evaluation"):
-                record = full_record(self.validator, self.engine, self.plan, self.progress)
+            try:
+                with self.logger.phase("evaluation"):
+                    record = full_record(self.validator, self.engine, self.plan, self.progress)
+            except Stopped:
+                return self._stopped()
             self.logger.log_record(record)
         self.folder.write_result(self._result(record))
         self._status("finished")
@@ -321,12 +326,18 @@ class _Run:
             return f"every learning rate of lr_schedule={self.config.lr_schedule.name} depends on the budget"
         consumed = position.sequences * self.plan.context_length
         if consumed > last:
-            return f"its decay began after {last} targets and it has consumed {consumed}; continue from an earlier state"
+            return (
+                f"its decay began after {last} targets and it has consumed {consumed}; continue from an earlier state"
+            )
         return None
 
     def _header(self) -> StateHeader:
         data = self.config.data
-        unit = f"groups of {data.shuffle_group_size} shards" if data.loader == "v2" else f"ranges of {data.buffer_size_mib} MiB"
+        unit = (
+            f"groups of {data.shuffle_group_size} shards"
+            if data.loader == "v2"
+            else f"ranges of {data.buffer_size_mib} MiB"
+        )
         return StateHeader(
             recipe_identity=recipe_identity(self.config),
             recipe=settings_of_kind(self.config, "recipe"),

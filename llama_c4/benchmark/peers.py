@@ -1,9 +1,9 @@
 """One training update against transformers, side by side: same weights, same tokens, same machine, one run.
 
-Every candidate lives in a process of its own (an allocator setting belongs to a process), all are built first, and then
-they take turns, one update each, A B C A B C …, so that a drift of the machine's speed touches all of them. Reported are
-the median seconds of an update, the median of the ratios round by round, the peak memory of the process, and the loss of
-every candidate after the last round, which shows that they did the same work.
+Every candidate lives in a process of its own (an allocator setting belongs to a process), all are built first, and
+then they take turns, one update each, A B C A B C …, so that a drift of the machine's speed touches all of them.
+Reported are the median seconds of an update, the median of the ratios round by round, the peak memory of the process,
+and the loss of every candidate after the last round, which shows that they did the same work.
 
     python -m llama_c4.benchmark.peers --model 20m --precision float32
 """
@@ -26,7 +26,14 @@ CANDIDATES = ("llama_c4", "transformers loop", "transformers Trainer", "transfor
 
 
 def measure(
-    *, size: str, precision: str, micro_batch_size: int, context_length: int | None, rounds: int, warmup: int, candidates: tuple[str, ...]
+    *,
+    size: str,
+    precision: str,
+    micro_batch_size: int,
+    context_length: int | None,
+    rounds: int,
+    warmup: int,
+    candidates: tuple[str, ...],
 ) -> dict[str, dict[str, Any]]:
     """Let the candidates take turns and collect seconds, memory and losses.
 
@@ -128,7 +135,14 @@ class _Job:
     """What is trained: shapes, precision, weights on disk and the tokens of every update."""
 
     def __init__(
-        self, *, size: str, precision: str, micro_batch_size: int, context_length: int | None, weights: Path, updates: int
+        self,
+        *,
+        size: str,
+        precision: str,
+        micro_batch_size: int,
+        context_length: int | None,
+        weights: Path,
+        updates: int,
     ) -> None:
         from llama_c4.config.compose import compose_config
 
@@ -170,8 +184,8 @@ class _Job:
 
 def _llama_c4(job: _Job) -> Iterator[float]:
     """Our engine, built as the command `train` builds it."""
-    from llama_c4.data.loader import Batch
     from llama_c4.assemble import engine_of
+    from llama_c4.data.loader import Batch
     from llama_c4.runtime.context import build_runtime
     from llama_c4.trainer.plan import Update
 
@@ -209,7 +223,7 @@ def _adamw(job: _Job, model: Any, *, fused: bool | None) -> Any:
 
 
 def _transformers_loop(job: _Job, *, levers: bool = False) -> Iterator[float]:
-    """The plain loop of a tutorial: forward with labels, backward, clip, step. With `levers`, our allocator and fused AdamW."""
+    """A tutorial's loop: forward with labels, backward, clip, step. `levers` are our allocator and fused AdamW."""
     import torch
 
     if levers:
@@ -241,7 +255,7 @@ def _nothing_to_iterate(job: _Job) -> Iterator[float]:
 
 
 def _serve_trainer(job: _Job, pipe: Connection) -> None:
-    """Hugging Face's Trainer owns its loop: a callback at both ends of an update waits for the turn and takes the time."""
+    """The Trainer owns its loop: a callback at both ends of an update waits for the turn and takes the time."""
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -300,14 +314,13 @@ STEPPERS: dict[str, Callable[[_Job], Iterator[float]]] = {
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """A row a candidate: median seconds, how many times as fast we are (median of the rounds), peak memory, last loss."""
+    """A row a candidate: median seconds, our speed as a multiple (median of the rounds), peak memory, last loss."""
     ours = results["llama_c4"]["seconds"]
     lines = [f"{'candidate':34s} {'s/update':>9s} {'ours is':>8s} {'peak MiB':>9s} {'last loss':>10s}"]
     for name, row in results.items():
         ratio = statistics.median(theirs / mine for theirs, mine in zip(row["seconds"], ours, strict=True))
-        lines.append(
-            f"{name:34s} {statistics.median(row['seconds']):9.3f} {ratio:7.2f}x {row['peak_bytes'] / 2**20:9.0f} {row['losses'][-1]:10.5f}"
-        )
+        seconds, mebibytes = statistics.median(row["seconds"]), row["peak_bytes"] / 2**20
+        lines.append(f"{name:34s} {seconds:9.3f} {ratio:7.2f}x {mebibytes:9.0f} {row['losses'][-1]:10.5f}")
     return "\n".join(lines)
 
 

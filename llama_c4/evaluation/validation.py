@@ -19,6 +19,7 @@ from llama_c4.evaluation.floor import check_entropy_floor
 from llama_c4.runtime.compilation import LossFunction
 from llama_c4.runtime.context import Runtime
 from llama_c4.runtime.seeding import restore_rng_state, rng_state
+from llama_c4.runtime.stop import Stopped
 
 Batches = Callable[[int], Iterable[Batch]]
 """Batch size → the blocks to evaluate, from the start."""
@@ -58,6 +59,7 @@ def evaluate_blocks(
     loss_fn: LossFunction | None = None,
     entropy_floor: float | None = None,
     update: int | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> ValidationResult:
     """Evaluate blocks of a split; see `evaluate_batches` for the arithmetic and the errors.
 
@@ -86,6 +88,7 @@ def evaluate_blocks(
         loss_fn=loss_fn,
         entropy_floor=entropy_floor,
         update=update,
+        stop_requested=stop_requested,
     )
 
 
@@ -99,13 +102,17 @@ def evaluate_batches(
     loss_fn: LossFunction | None,
     entropy_floor: float | None,
     update: int | None,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> ValidationResult:
     """Sum the losses of all targets in float64 and divide once by their number, whatever the batches.
 
     The device is asked for the sum once, at the end. Modes, random numbers, weights and gradients are left as they
     were, also when it is interrupted.
 
+    Args:
+        stop_requested: Asked before every batch.
     Raises:
+        Stopped: A stop was requested.
         DataError: There is no block, or no target, to evaluate.
         TrainingError: The loss is not finite, or so far below the entropy floor that the model must have seen the
             answers (see `check_entropy_floor`).
@@ -114,6 +121,8 @@ def evaluate_batches(
         total = torch.zeros((), dtype=torch.float64, device=runtime.device)
         num_targets = num_blocks = 0
         for batch in batches(batch_size):
+            if stop_requested():
+                raise Stopped
             loss_of = loss_fn if loss_fn and len(batch.tokens) == batch_size else model.loss_sum
             total += loss_of(batch.tokens, batch.targets)  # type: ignore[operator]
             num_targets += batch.num_targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 from torch import nn
@@ -28,11 +29,20 @@ class Validator:
         config: Subset and batch size.
         context_length: L, targets of a block.
         runtime: Device, precision, compilation.
+        stop_requested: Asked before every batch; where it says yes, Stopped is raised.
     Raises:
         DataError: The split has not one whole block.
     """
 
-    def __init__(self, cache: TokenCache, config: EvaluationConfig, *, context_length: int, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        cache: TokenCache,
+        config: EvaluationConfig,
+        *,
+        context_length: int,
+        runtime: Runtime,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
         split = cache.validation
         full_blocks = split.num_blocks(context_length)
         if not full_blocks:
@@ -42,6 +52,7 @@ class Validator:
             )
         self._cache, self._config, self._context_length, self._runtime = cache, config, context_length, runtime
         self.subset_indices = choose_subset(full_blocks, subset_blocks=config.subset_blocks, seed=config.subset_seed)
+        self._stop_requested = stop_requested
         self._kept: KeptBlocks | None = None
         self._compiled: tuple[nn.Module, LossFunction] | None = None
 
@@ -59,6 +70,7 @@ class Validator:
             loss_fn=self._loss_of(model),
             entropy_floor=self._cache.entropy_floor,
             update=update,
+            stop_requested=self._stop_requested,
         )
 
     def full(self, model: nn.Module, *, update: int | None = None) -> ValidationResult:
@@ -74,6 +86,7 @@ class Validator:
             loss_fn=self._loss_of(model),
             entropy_floor=self._cache.entropy_floor,
             update=update,
+            stop_requested=self._stop_requested,
         )
 
     def _loss_of(self, model: nn.Module) -> LossFunction:

@@ -1,7 +1,7 @@
 """One flag that asks the run to stop: a signal or a deadline. The handler only sets the flag.
 
-With several ranks the flags must be brought together (the largest wins) before the loop looks, so that all ranks stop at
-the same micro-step; `requested` is the place.
+With several ranks the flags must be brought together before the loop looks (one set flag is enough), so that all ranks
+stop at the same micro-step; `requested` is the place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ EXIT_STOPPED = 75
 """EX_TEMPFAIL: stopped with a state from which the same command continues."""
 EXIT_INTERRUPTED = 130
 """The same after SIGINT, as shells report it."""
+
+
+class Stopped(Exception):
+    """Raised by work that was cut short because a stop was requested; what it was to measure is measured later."""
 
 
 class StopRequest:

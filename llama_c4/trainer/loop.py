@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from llama_c4.data.batch import Batch
+from llama_c4.runtime.stop import Stopped
 from llama_c4.trainer.engine import Engine, Probe, Record, StepOutcome
 from llama_c4.trainer.plan import Progress, TrainingPlan, Update
 
@@ -61,8 +62,9 @@ def train(
     """Train from `progress` to the end of the plan, or to a request to stop.
 
     The position is `progress.sequences`, inside an update too, so a run may be resumed with another micro-batch size. A
-    request to stop is looked at after every micro-step, and after the probes, which are not cut short: the rescue state
-    then falls between two micro-steps, before the update is applied, or between two updates.
+    request to stop is looked at after every micro-step and every update; probes look by themselves and are cut short by
+    it. The rescue state then falls between two micro-steps, between an update and its probes, or between two updates,
+    and the run that continues from it does what is left.
 
     Args:
         micro_batch_size: Sequences of a micro-step; the last one of an update takes what is left.
@@ -73,30 +75,38 @@ def train(
     Raises:
         TrainingError: the run cannot go on; nothing has been saved over a good state.
     """
-    for update in plan.remaining(progress):
-        while progress.sequences < update.end_block:
-            count = min(micro_batch_size, update.end_block - progress.sequences)
-            engine.accumulate(stream.batch(progress.sequences, count), update)
-            progress.advance(count)
-            if stop.requested:
-                checkpoints.rescue(progress)
-                return False
-            checkpoints.rescue_if_due(progress)
 
-        lr = peak_lr * schedule(update.end_targets)
-        outcome = engine.apply(lr, update)
-        progress.finish(update)
-        logger.log_update(progress, update, outcome, lr)
-
-        for probe in probes:
-            if probe.due(update):
-                with logger.phase("evaluation"):
-                    record = probe.measure(engine, progress)
+    def observe(update: Update) -> None:
+        if due := [probe for probe in probes if probe.due(update)]:
+            with logger.phase("evaluation"):
+                found = [probe.measure(engine, progress) for probe in due]
+            for record in found:  # all of them or none: what was cut short is measured anew
                 logger.log_record(record)
+        progress.observed = update.number
         checkpoints.save_if_due(progress, update)
-        if stop.requested:
-            checkpoints.rescue(progress)
-            return False
+
+    try:
+        if progress.observed < progress.update:
+            observe(plan.update(progress.update - 1))
+        for update in plan.remaining(progress):
+            while progress.sequences < update.end_block:
+                count = min(micro_batch_size, update.end_block - progress.sequences)
+                engine.accumulate(stream.batch(progress.sequences, count), update)
+                progress.advance(count)
+                if stop.requested:
+                    raise Stopped
+                checkpoints.rescue_if_due(progress)
+
+            lr = peak_lr * schedule(update.end_targets)
+            outcome = engine.apply(lr, update)
+            progress.finish(update)
+            logger.log_update(progress, update, outcome, lr)
+            observe(update)
+            if stop.requested:
+                raise Stopped
+    except Stopped:
+        checkpoints.rescue(progress)
+        return False
 
     checkpoints.save_final(progress)
     return True

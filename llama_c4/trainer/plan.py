@@ -6,6 +6,7 @@ nothing. All arithmetic is in exact rationals of the decimal text that the user 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ class Update:
 
 @dataclass
 class Progress:
-    """Where a run stands: three integers from which everything but the tensors follows."""
+    """Where a run stands: four integers from which everything but the tensors follows."""
 
     update: int = 0
     """Updates completed."""
@@ -59,6 +60,8 @@ class Progress:
     """Micro-steps done of the update in progress."""
     sequences: int = 0
     """Blocks consumed in all: the position in the stream, inside an update too."""
+    observed: int = 0
+    """Updates after which the probes have measured; behind `update` only while they do, or if they were cut short."""
 
     def advance(self, sequences: int) -> None:
         """One micro-step over so many sequences is done."""
@@ -70,18 +73,19 @@ class Progress:
         self.update, self.micro_step, self.sequences = update.number, 0, update.end_block
 
     def state_dict(self) -> dict[str, int]:
-        return {"update": self.update, "micro_step": self.micro_step, "sequences": self.sequences}
+        return dataclasses.asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
         Raises:
-            CheckpointError: other keys than the three, or not whole numbers from 0 on.
+            CheckpointError: other keys than these, or not whole numbers from 0 on.
         """
-        if set(state) != {"update", "micro_step", "sequences"}:
+        if set(state) != {field.name for field in dataclasses.fields(self)}:
             raise CheckpointError(f"progress in the checkpoint has the keys {sorted(state)}, not those of a run")
         if any(type(value) is not int or value < 0 for value in state.values()):
             raise CheckpointError(f"progress in the checkpoint is damaged: {state}")
-        self.update, self.micro_step, self.sequences = state["update"], state["micro_step"], state["sequences"]
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,9 @@ class TrainingPlan:
             first = last = -1
         if not first <= progress.sequences <= last:
             raise CheckpointError(
-                f"the progress (update {progress.update}, micro-step {progress.micro_step}, {progress.sequences} sequences) "
-                f"is no position of this run of {self.num_updates} updates and {self.total_blocks} sequences; "
-                "it was saved with another budget, batch or epoch length"
+                f"the progress (update {progress.update}, micro-step {progress.micro_step}, {progress.sequences} "
+                f"sequences) is no position of this run of {self.num_updates} updates and {self.total_blocks} "
+                "sequences; it was saved with another budget, batch or epoch length"
             )
 
 
@@ -211,8 +215,8 @@ def _batch_blocks(batch_tokens: int, context_length: int, num_workers: int) -> i
         )
     if blocks % num_workers:
         raise ConfigError(
-            f"training.batch_tokens={batch_tokens} is {blocks} sequences, which {num_workers} workers cannot share equally; "
-            f"set training.batch_tokens={-(-blocks // num_workers) * num_workers * context_length}"
+            f"training.batch_tokens={batch_tokens} is {blocks} sequences, which {num_workers} workers cannot share "
+            f"equally; set training.batch_tokens={-(-blocks // num_workers) * num_workers * context_length}"
         )
     return blocks
 
@@ -230,9 +234,9 @@ def _exact_boundaries(total: Fraction, epoch: Fraction, context_length: int, num
     for k, boundary in enumerate(boundaries, start=1):
         if boundary % num_workers:
             raise ConfigError(
-                f"training.epoch_boundary=exact: virtual epoch {k} ends after {boundary} sequences, which {num_workers} workers "
-                "cannot share equally; set training.total_tokens and training.epoch_tokens to multiples of "
-                f"{num_workers * context_length}, or training.epoch_boundary=whole_updates"
+                f"training.epoch_boundary=exact: virtual epoch {k} ends after {boundary} sequences, which "
+                f"{num_workers} workers cannot share equally; set training.total_tokens and training.epoch_tokens "
+                f"to multiples of {num_workers * context_length}, or training.epoch_boundary=whole_updates"
             )
     return boundaries
 
@@ -245,15 +249,15 @@ def _whole_updates(total: Fraction, epoch: Fraction, batch_tokens: int) -> list[
     count = total / epoch
     if count.denominator != 1:
         raise ConfigError(
-            f"training.epoch_boundary=whole_updates needs a whole number of virtual epochs, and {float(total):g} targets are "
-            f"{float(count):g} epochs of {float(epoch):g}; change the budget or the epoch length, "
+            f"training.epoch_boundary=whole_updates needs a whole number of virtual epochs, and {float(total):g} "
+            f"targets are {float(count):g} epochs of {float(epoch):g}; change the budget or the epoch length, "
             "or set training.epoch_boundary=exact"
         )
     updates = [math.floor(k * epoch / batch_tokens + Fraction(1, 2)) for k in range(1, int(count) + 1)]
     for k, (before, after) in enumerate(zip([0, *updates], updates, strict=False), start=1):
         if after == before:
             raise ConfigError(
-                f"training.epoch_boundary=whole_updates: virtual epoch {k} of {float(epoch):g} targets has no update of "
-                f"training.batch_tokens={batch_tokens}; set a longer epoch or a smaller batch"
+                f"training.epoch_boundary=whole_updates: virtual epoch {k} of {float(epoch):g} targets has no update "
+                f"of training.batch_tokens={batch_tokens}; set a longer epoch or a smaller batch"
             )
     return updates
