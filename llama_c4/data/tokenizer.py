@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llama_c4.config.errors import DataError
 from llama_c4.data.cache import Tokens
+from llama_c4.data.word_encoder import build_word_encoder
 
 MAX_VOCAB_SIZE = 1 << 16
 """Ids are stored as uint16."""
@@ -53,7 +54,9 @@ class Tokenizer:
         # The switch of the library's threads is read from the process's environment and from nowhere else. Processes
         # are the parallelism here, and a thread pool that has been used makes a later fork hang.
         os.putenv("TOKENIZERS_PARALLELISM", "false")
-        self._plain = _plain_copy(data, name)
+        plain = _without_special_tokens(data, name)
+        self._plain = _parse(json.dumps(plain).encode(), name)
+        self._words = build_word_encoder(plain)
         self._check_eos_text_stays_text()
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
@@ -66,15 +69,22 @@ class Tokenizer:
         Raises:
             DataError: An id that is not below V, or an EOS inside a document.
         """
-        encodings = self._plain.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
-        parts: list[NDArray[np.uint32]] = []
-        for encoding in encodings:
-            ids = encoding.ids
-            ids.append(self.eos_id)
-            parts.append(np.array(ids, np.uint32))
-        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        tokens = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-        return self._checked(tokens, num_documents=len(parts)), ends
+        ids = self._ids([text.decode() for text in texts])
+        eos = np.uint16(self.eos_id).tobytes()
+        tokens = np.frombuffer(b"".join(part for document in ids for part in (document, eos)), np.uint16)
+        ends = np.cumsum([len(document) // 2 + 1 for document in ids], dtype=np.int64)
+        if tokens.size and int(tokens.max()) >= self.vocab_size:
+            raise DataError(f"data.tokenizer={self.name}: gave id {tokens.max()}, beyond its {self.vocab_size} entries")
+        if np.count_nonzero(tokens == self.eos_id) != len(texts):
+            raise DataError(f"data.tokenizer={self.name}: gave {self.eos_token!r} inside a document; {_AMBIGUOUS}")
+        return tokens, ends
+
+    def _ids(self, texts: list[str]) -> list[bytes]:
+        """The ids of every text, as uint16 bytes; word by word where that is exact, else through the library."""
+        if self._words is not None:
+            return self._words.encode(texts)
+        encodings = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        return [_as_uint16(np.array(encoding.ids, np.uint32)).tobytes() for encoding in encodings]
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         """The text of token ids, special tokens left out."""
@@ -88,17 +98,16 @@ class Tokenizer:
                 f"set model.vocab_size={self.vocab_size} or name another tokenizer"
             )
 
-    def _checked(self, tokens: NDArray[np.uint32], *, num_documents: int) -> Tokens:
-        if tokens.size and int(tokens.max()) >= self.vocab_size:
-            raise DataError(f"data.tokenizer={self.name}: gave id {tokens.max()}, beyond its {self.vocab_size} entries")
-        if np.count_nonzero(tokens == self.eos_id) != num_documents:
-            raise DataError(f"data.tokenizer={self.name}: gave {self.eos_token!r} inside a document; {_AMBIGUOUS}")
-        return tokens.astype(np.uint16)
-
     def _check_eos_text_stays_text(self) -> None:
         for text in (self.eos_token, f"a{self.eos_token}b", f"a {self.eos_token} b"):
             if self.eos_id in self._plain.encode(text, add_special_tokens=False).ids:
                 raise DataError(f"data.tokenizer={self.name}: turns the text {text!r} into its EOS; {_AMBIGUOUS}")
+
+
+def _as_uint16(ids: NDArray[np.uint32]) -> Tokens:
+    if ids.size and int(ids.max()) >= MAX_VOCAB_SIZE:
+        raise DataError(f"the tokenizer gave id {ids.max()}, which uint16 cannot hold")
+    return ids.astype(np.uint16)
 
 
 _AMBIGUOUS = "a document could forge its own end: choose another data.eos_token or tokenizer"
@@ -127,15 +136,12 @@ def _checked_eos(vocabulary: dict[str, int], eos_token: str, name: str) -> int:
     return vocabulary[eos_token]
 
 
-def _plain_copy(data: bytes, name: str) -> tokenizers.Tokenizer:
+def _without_special_tokens(data: bytes, name: str) -> dict[str, Any]:
     """The same model without added tokens, template, truncation and padding: text in, ids of that text out."""
     settings: dict[str, Any] = json.loads(data)
     if settings["model"].get("dropout"):
-        raise DataError(
-            f"data.tokenizer={name}: encodes at random (BPE dropout {settings['model']['dropout']}); set it to null"
-        )
-    settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-    return _parse(json.dumps(settings).encode(), name)
+        raise DataError(f"data.tokenizer={name}: encodes at random (model.dropout in the file); set it to null there")
+    return {**settings, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
 
 
 def read_tokenizer(path: Path, *, eos_token: str) -> Tokenizer:
