@@ -21,9 +21,9 @@ from llama_c4.config.schema import DataConfig
 from llama_c4.data.batch import IGNORED, Batch, for_workers
 from llama_c4.data.blocks import KeptBlocks, num_blocks_with_rest, read_blocks
 from llama_c4.data.cache import TokenCache
+from llama_c4.data.cache_match import capacity_fault
 from llama_c4.data.loader_v1 import open_range_stream
 from llama_c4.data.loader_v2 import open_group_stream
-from llama_c4.data.order import tokens_needed
 
 __all__ = [
     "IGNORED",
@@ -83,12 +83,13 @@ def build_stream(
         total_blocks: Blocks that training will use.
         device: Where batches are wanted.
     Raises:
-        DataError: The cache cannot give that many blocks.
+        DataError: The cache cannot give that many blocks; says what would be enough.
     """
-    split = cache.train
+    fault = capacity_fault(cache, data, needed_blocks=total_blocks, context_length=context_length)
+    if fault is not None:
+        raise DataError(fault)
     if data.loader == "v1":
         assert data.buffer_size_mib is not None
-        _check_capacity(data, cache, split.num_blocks(context_length), total_blocks, context_length)
         return open_range_stream(
             cache,
             context_length=context_length,
@@ -99,7 +100,7 @@ def build_stream(
             prefetch=data.prefetch,
         )
     assert data.shuffle_group_size is not None
-    stream = open_group_stream(
+    return open_group_stream(
         cache,
         context_length=context_length,
         group_size=data.shuffle_group_size,
@@ -107,26 +108,4 @@ def build_stream(
         total_blocks=total_blocks,
         device=device,
         prefetch=data.prefetch,
-    )
-    _check_capacity(data, cache, stream.capacity, total_blocks, context_length)
-    return stream
-
-
-def _check_capacity(data: DataConfig, cache: TokenCache, usable: int, total_blocks: int, context_length: int) -> None:
-    if total_blocks <= usable:
-        return
-    split = cache.train
-    needed = tokens_needed(data, total_blocks=total_blocks, context_length=context_length)
-    whole_groups = (
-        "" if data.loader == "v1" else f" (whole groups of {data.shuffle_group_size} shards and one token behind them)"
-    )
-    more = (
-        "its source has no more"
-        if split.complete
-        else f"make it larger with `llama-c4 prepare … data.cache_dir={cache.path} data.train_tokens={needed}`"
-    )
-    raise DataError(
-        f"{cache.path}: training needs {total_blocks} blocks of {context_length} targets, but loader {data.loader} "
-        f"finds {usable} usable ones{whole_groups} in its {split.num_tokens} training tokens; {more}"
-        + (f", or lower the budget to training.total_tokens={usable * context_length}" if usable else "")
     )

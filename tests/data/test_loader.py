@@ -259,15 +259,15 @@ def test_budget_beyond_the_usable_groups_is_refused_with_what_would_be_enough(ca
     build(cache, markov(cache), BLOCKS).close()
     with pytest.raises(DataError) as caught:
         build(cache, markov(cache), BLOCKS + 1)
-    assert "needs 29 blocks of 4 targets, but loader v2 finds 28" in str(caught.value)
+    assert "takes 29 blocks of 4 targets, but its 129 training tokens give 28" in str(caught.value)
     assert "data.train_tokens=133" in str(caught.value)  # group 5 ends at token 131, its look-ahead is token 132
     assert "training.total_tokens=112" in str(caught.value)
 
 
-def test_a_source_that_has_ended_is_not_told_to_give_more(tmp_path: Path) -> None:
+def test_a_source_that_has_ended_gives_its_last_group_too(tmp_path: Path) -> None:
     ended = write_cache(tmp_path / "cache", complete=True)
     build(ended, markov(ended), 32).close()
-    with pytest.raises(DataError, match=r"32 usable ones .*its source has no more"):
+    with pytest.raises(DataError, match="takes 33 blocks of 4 targets, but its 129 training tokens give 32"):
         build(ended, markov(ended), 33)
 
 

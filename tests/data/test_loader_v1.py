@@ -110,5 +110,5 @@ def test_the_loaders_refuse_each_others_states(cache: TokenCache) -> None:
 def test_budget_beyond_the_cache_is_refused_with_what_would_be_enough(cache: TokenCache) -> None:
     data = markov(cache, loader="v1", shuffle_group_size=None, buffer_size_mib=1, prefetch=False)
     build_stream(data, cache, context_length=CONTEXT_LENGTH, seed=3, total_blocks=BLOCKS, device=CPU).close()
-    with pytest.raises(DataError, match=r"needs 31 blocks .*loader v1 finds 30 .*data\.train_tokens=4063233"):
+    with pytest.raises(DataError, match=r"takes 31 blocks .* give 30; .*data\.train_tokens=4063233"):
         build_stream(data, cache, context_length=CONTEXT_LENGTH, seed=3, total_blocks=31, device=CPU)
