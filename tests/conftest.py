@@ -10,6 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden numbers anew; say why in the commit")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and tools beside the checkout; where it is missing, the test is skipped."""

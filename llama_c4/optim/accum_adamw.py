@@ -85,7 +85,7 @@ class AccumAdamW(torch.optim.Optimizer):
         return loss
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        """One update of parameters that share device, dtype and count; the operations and their order are torch's AdamW's."""
+        """One update of parameters that share device, dtype and count; operations in the order of torch's AdamW."""
         states = [self.state[p] for p in params]
         means, squares, buffers = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "window_mean"))
         grads = [p.grad for p in params if p.grad is not None]

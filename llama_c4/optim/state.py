@@ -18,7 +18,7 @@ RULE_KEYS = ("semantics", "window")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Name, rule and the state of every parameter that has one; tensors are the live ones, step counts are on the CPU."""
+    """Name, rule and the state of every parameter that has one; tensors are the live ones, step counts on the CPU."""
     parameters = {
         name: {key: _on_cpu(value) if key == "step" else value for key, value in optimizer.state[p].items()}
         for name, p in model.named_parameters()
@@ -31,7 +31,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, sav
     """Take over a saved state into an optimizer of the same kind; its own kernel, device and settings stay.
 
     Raises:
-        CheckpointError: another optimizer or rule, unknown parameters, other shapes. The live optimizer is unchanged then.
+        CheckpointError: another optimizer or rule, unknown parameters, other shapes. Nothing has changed then.
     """
     found, live = (saved["name"], saved["rule"]), (type(optimizer).__name__, _rule(optimizer))
     if found != live:

@@ -1,8 +1,8 @@
 """torch.compile for one shape; every other shape runs eagerly.
 
-A compiled graph is good for one shape. Compiling each shortened batch as well costs tens of seconds a shape, and letting
-the compiler generalize over shapes costs speed in the shape that matters. So the full shape alone is compiled, and the
-number of recompilations after warm-up is zero.
+A compiled graph is good for one shape. Compiling each shortened batch as well costs tens of seconds a shape, and a
+graph for many shapes is slower in the one that matters. So the full shape alone is compiled, and the number of
+recompilations after warm-up is zero.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _configure_determinism(deterministic: bool) -> None:
 def _own_compile_cache() -> None:
     """A cache of compiled code for this process alone, removed at its end.
 
-    Jobs that start together and share one cache race for its files. Who wants to share one sets TORCHINDUCTOR_CACHE_DIR.
+    Jobs that start together and share one cache race for its files. Set TORCHINDUCTOR_CACHE_DIR to share one.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return

@@ -1,7 +1,7 @@
 """The synchronous engine: one model, gradients of micro-batches summed, one clipped optimizer step.
 
-Gradients are accumulated as plain sums over targets and divided once, in the same pass that clips them, by the number of
-targets that really counted. So the update depends neither on how its sequences are split into micro-batches nor on how
+Gradients are accumulated as plain sums over targets and divided once, in the pass that clips them, by the number of
+targets that really counted. So an update depends neither on how its sequences are split into micro-batches nor on how
 ignored targets are spread over them.
 
 With several ranks the all-reduce of gradients, loss sum and target count belongs in front of the check in `apply`, once
@@ -25,6 +25,9 @@ from llama_c4.runtime.compilation import LossFunction, compile_for_shape
 from llama_c4.runtime.context import Runtime
 from llama_c4.trainer.engine import StepOutcome
 from llama_c4.trainer.plan import Update
+
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile whose outputs lie in memory that the next replay overwrites: gradients add up outside it."""
 
 
 @final
@@ -71,9 +74,7 @@ class SyncEngine:
             TrainingError: loss or norm are not finite, or no target counted; parameters and optimizer are as before.
         """
         if self._num_targets == 0:
-            raise TrainingError(
-                f"update {update.number} has no target that counts: every label of its batch is ignored"
-            )
+            raise TrainingError(f"update {update.number} has no target that counts: every label is ignored")
         gradients = self._gradients()
         loss = self._loss_sum / self._num_targets
         norm = gradient_norm(gradients) / self._num_targets
@@ -125,8 +126,11 @@ class SyncEngine:
         return [p.grad for p in self._model.parameters() if p.grad is not None]
 
     def _clear(self) -> None:
-        """Start a new update. Gradients are let go: the first micro-step then hands its own over instead of adding to 0."""
+        """Start a new update. Gradients are let go: the first micro-step hands its own over instead of adding to 0."""
         self._optimizer.zero_grad(set_to_none=True)
+        if self._runtime.compile_mode in CUDA_GRAPH_MODES:
+            for p in self._model.parameters():
+                p.grad = torch.zeros_like(p)
         # float64: sums of thousands of float32 losses keep their digits.
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._runtime.device)
         self._num_targets = 0
@@ -139,8 +143,8 @@ def _clipped(norm: Tensor, grad_clip: float | None) -> Tensor:
 def _not_finite(update: Update, loss: float, norm: float, lr: float) -> str:
     what = "loss" if not math.isfinite(loss) else "gradient norm"
     return (
-        f"the {what} of update {update.number} is not finite (worker 0, loss {loss:g}, gradient norm {norm:g}, lr {lr:g}); "
-        f"the parameters are those after update {update.index}. A smaller optim.lr, a longer warm-up or "
+        f"the {what} of update {update.number} is not finite (worker 0, loss {loss:g}, gradient norm {norm:g}, "
+        f"lr {lr:g}); the parameters are those after update {update.index}. A smaller optim.lr, a longer warm-up or "
         "runtime.precision=float32 may help"
     )
 
