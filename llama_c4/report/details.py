@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from llama_c4.config.command import override, overrides_of
+from llama_c4.config.compose import load_config
+from llama_c4.config.errors import ConfigError
 from llama_c4.config.fields import leaves
 from llama_c4.report import units
 from llama_c4.report.ledger import RunSummary
@@ -48,6 +51,7 @@ def cards(run: RunSummary) -> Markup:
     """The numbers one looks for first."""
     measured = run.headline
     scope = "whole validation split" if run.final_loss is not None else "subset, latest"
+    non_embedding = run.environment.get("non_embedding_parameters")
     training, elapsed = run.seconds("training_seconds"), run.seconds("elapsed_seconds")
     shown = [
         ("loss", units.loss(measured.get("loss")), f"nats per target, {scope}"),
@@ -58,7 +62,7 @@ def cards(run: RunSummary) -> Markup:
             units.count(run.targets),
             f"of {units.count(run.total_targets)}; {units.whole(run.update)} updates",
         ),
-        ("parameters", units.count(run.num_parameters), "unique, embedding included"),
+        ("parameters", units.count(run.num_parameters), f"unique; {units.count(non_embedding)} without the embedding"),
         ("rate", units.count(run.rate), "targets per second, median window"),
         ("peak memory", units.memory(run.peak_memory_bytes), "of training"),
         ("time", units.duration(training), f"of training; {units.duration(elapsed)} in all"),
@@ -140,7 +144,22 @@ def _folded(title: str, content: Markup) -> Markup:
 
 
 def _reproduce(run: RunSummary) -> Markup:
-    return element("pre", f"python train.py --config {shlex.quote(str(run.path / 'config.yaml'))}")
+    """The commands that prepare the data and train the same again, in a folder of its own."""
+    try:
+        overrides = overrides_of(load_config(run.path))
+    except ConfigError as error:
+        return element("p.muted", "This version cannot run these settings: ", units.printable(str(error)))
+    words = shlex.join(overrides)
+    name = shlex.quote(override("run.name", f"{run.name}-again"))
+    return element("pre", f"{_code(run)}llama-c4 prepare {words}\npython train.py {words} {name}")
+
+
+def _code(run: RunSummary) -> str:
+    git = run.environment.get("git") or {}
+    if not git.get("commit"):
+        return ""
+    changed = ", which had changes that were not committed" if git.get("dirty") else ""
+    return f"# at commit {units.printable(str(git['commit']))}{changed}\n"
 
 
 def _lineage(run: RunSummary) -> Markup:

@@ -60,7 +60,7 @@ class _Pen:
             self._points(shown, layer.marker_size)
         else:
             self._line(shown, layer)
-        self._mark(measured)
+        self._mark(measured, shaded=not layer.marker_size)
 
     def level(self, height: float, label: str) -> None:
         """A horizontal line with its name at the right end, once for all runs that share it."""
@@ -91,10 +91,11 @@ class _Pen:
         (points,) = self.axes.plot(shown.x, shown.y, color=self.colour, linestyle="none", marker=self.look.marker)
         points.set(markersize=size, markeredgecolor=self.colours["page"], markeredgewidth=0.6, zorder=4)
 
-    def _mark(self, measured: Curve) -> None:
+    def _mark(self, measured: Curve, *, shaded: bool) -> None:
         step = _MARK_STEP * (self.index % NUM_HUES)
         for first, last in measured.gaps():
-            self.axes.axvspan(first, last, color=self.colour, alpha=0.15, linewidth=0)
+            if shaded:
+                self.axes.axvspan(first, last, color=self.colour, alpha=0.15, linewidth=0)
             self._mark_at([first, last], _NONFINITE_HEIGHT - step, "x")
         for first, last in measured.below_log_axis() if self.log else ():
             self._mark_at([first, last], _ZERO_HEIGHT + step, "v")
@@ -241,6 +242,6 @@ def _set_margins(figure: Figure, layout: Layout, *, above: float, below: float) 
         left=left / width,
         right=1 - 1.2 * layout.font / width,
         top=1 - above / height,
-        bottom=(3.6 * layout.font + below) / height,
+        bottom=(3.3 * layout.font + below) / height,
     )
-    axes.yaxis.set_label_coords(-(left - 0.9 * layout.font) / (width - left - 1.2 * layout.font), 0.5)
+    axes.yaxis.set_label_coords(-(left - 1.5 * layout.font) / (width - left - 1.2 * layout.font), 0.5)

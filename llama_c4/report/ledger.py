@@ -87,7 +87,7 @@ class RunSummary:
     @property
     def num_parameters(self) -> int | None:
         """Unique parameters, the embedding counted once."""
-        return self._first_of(self.result.get("num_parameters"), self.environment.get("num_parameters"))
+        return self._first_of(self.result.get("num_parameters"), self.environment.get("parameters"))
 
     @property
     def subset_loss(self) -> float | None:

@@ -123,7 +123,8 @@ ENVIRONMENT = {
     "versions": {"python": "3.12.1", "torch": "2.13.0"},
     "hardware": {"cpu": "a CPU", "usable_cores": 2, "gpu": None},
     "git": {"commit": "12e4567", "dirty": False},
-    "num_parameters": 1_344_000,
+    "parameters": 1_344_000,
+    "non_embedding_parameters": 819_712,
 }
 
 
