@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llama_c4.config.errors import DataError
 from llama_c4.data.cache import Tokens
-from llama_c4.data.word_encoder import build_word_encoder
+from llama_c4.data.word_encoder import WordEncoder, word_rule
 
 MAX_VOCAB_SIZE = 1 << 16
 """Ids are stored as uint16."""
@@ -47,17 +48,21 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(data).hexdigest()
         self.eos_token = eos_token
         self.name = name
-        self._full = _parse(data, name)
-        vocabulary = self._full.get_vocab(with_added_tokens=True)
+        settings = _parse(data, name)
+        vocabulary = _vocabulary(settings)
         self.vocab_size = len(vocabulary)
         self.eos_id = _checked_eos(vocabulary, eos_token, name)
         # The switch of the library's threads is read from the process's environment and from nowhere else. Processes
         # are the parallelism here, and a thread pool that has been used makes a later fork hang.
         os.putenv("TOKENIZERS_PARALLELISM", "false")
-        plain = _without_special_tokens(data, name)
-        self._plain = _parse(json.dumps(plain).encode(), name)
-        self._words = build_word_encoder(plain)
+        self._settings = _without_special_tokens(settings, name)
+        rule = word_rule(self._settings)
+        self._words = None if rule is None else WordEncoder(rule, _library_of_words(rule.settings, name))
         self._check_eos_text_stays_text()
+
+    @cached_property
+    def _library(self) -> tokenizers.Tokenizer:
+        return _load(self._settings, self.name)
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
         """Encode documents, each followed by EOS.
@@ -83,12 +88,13 @@ class Tokenizer:
         """The ids of every text, as uint16 bytes; word by word where that is exact, else through the library."""
         if self._words is not None:
             return self._words.encode(texts)
-        encodings = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [_as_uint16(np.array(encoding.ids, np.uint32)).tobytes() for encoding in encodings]
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         """The text of token ids, special tokens left out."""
-        return self._full.decode([int(token) for token in tokens], skip_special_tokens=True)
+        library = tokenizers.Tokenizer.from_str(self.data.decode())
+        return library.decode([int(token) for token in tokens], skip_special_tokens=True)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise DataError unless the model has exactly this tokenizer's vocabulary."""
@@ -100,7 +106,7 @@ class Tokenizer:
 
     def _check_eos_text_stays_text(self) -> None:
         for text in (self.eos_token, f"a{self.eos_token}b", f"a {self.eos_token} b"):
-            if self.eos_id in self._plain.encode(text, add_special_tokens=False).ids:
+            if self.eos_id in np.frombuffer(self._ids([text])[0], np.uint16):
                 raise DataError(f"data.tokenizer={self.name}: turns the text {text!r} into its EOS; {_AMBIGUOUS}")
 
 
@@ -113,11 +119,32 @@ def _as_uint16(ids: NDArray[np.uint32]) -> Tokens:
 _AMBIGUOUS = "a document could forge its own end: choose another data.eos_token or tokenizer"
 
 
-def _parse(data: bytes, name: str) -> tokenizers.Tokenizer:
+def _parse(data: bytes, name: str) -> dict[str, Any]:
     try:
-        return tokenizers.Tokenizer.from_str(data.decode())
+        settings: dict[str, Any] = json.loads(data)
+        _ = settings["model"]["vocab"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"data.tokenizer={name}: not a tokenizer.json that can be read ({error!r})") from None
+    return settings
+
+
+def _load(settings: dict[str, Any], name: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(settings))
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"data.tokenizer={name}: not a tokenizer.json that can be read ({error})") from None
+
+
+def _library_of_words(settings: dict[str, Any], name: str) -> Callable[[list[str]], list[int]]:
+    library = _load(settings, name)
+    return lambda words: library.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)[0].ids
+
+
+def _vocabulary(settings: dict[str, Any]) -> dict[str, int]:
+    """Every entry and its id, the added ones too."""
+    entries = settings["model"]["vocab"]  # Unigram lists [piece, score]
+    pieces = entries if isinstance(entries, dict) else {piece: index for index, (piece, _) in enumerate(entries)}
+    return {**pieces, **{token["content"]: token["id"] for token in settings.get("added_tokens") or []}}
 
 
 def _checked_eos(vocabulary: dict[str, int], eos_token: str, name: str) -> int:
@@ -136,9 +163,8 @@ def _checked_eos(vocabulary: dict[str, int], eos_token: str, name: str) -> int:
     return vocabulary[eos_token]
 
 
-def _without_special_tokens(data: bytes, name: str) -> dict[str, Any]:
+def _without_special_tokens(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """The same model without added tokens, template, truncation and padding: text in, ids of that text out."""
-    settings: dict[str, Any] = json.loads(data)
     if settings["model"].get("dropout"):
         raise DataError(f"data.tokenizer={name}: encodes at random (model.dropout in the file); set it to null there")
     return {**settings, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}

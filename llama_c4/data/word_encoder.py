@@ -14,13 +14,12 @@ Everything else goes through the library as a whole text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 _META = "▁"
@@ -35,32 +34,38 @@ PIECE_LENGTH = 1 << 20
 """Characters of a text that are cut into words at once; it bounds the memory that a huge document takes."""
 
 
-class WordEncoder:
-    """The table of words of one tokenizer, and how its texts are cut.
+@dataclass(frozen=True)
+class WordRule:
+    """How the texts of a tokenizer are cut into words.
 
-    Args:
-        library: Encodes words as they come out of the cut.
+    Attributes:
+        settings: The tokenizer.json that encodes a single word.
         piece_bytes: UTF-8 bytes of a word that each id stands for, [V]; by them the ids of many words are told apart.
         prefix: What the tokenizer puts before a text.
         space: What stands for a space in a cut text.
         space_class: White space in a cut text, as the inside of a regular expression's brackets.
     """
 
-    def __init__(
-        self,
-        library: tokenizers.Tokenizer,
-        *,
-        piece_bytes: NDArray[np.int64],
-        prefix: str,
-        space: str,
-        space_class: str,
-    ) -> None:
-        self._library = library
-        self._piece_bytes = piece_bytes
-        self._prefix = prefix
-        self._space = space
-        self._words = re.compile(f"[{space_class}]*[^{space_class}]+|[{space_class}]+")
-        self._border = re.compile(f"[^{space_class}](?=[{space_class}])")
+    settings: dict[str, Any]
+    piece_bytes: NDArray[np.int64]
+    prefix: str
+    space: str
+    space_class: str
+
+
+class WordEncoder:
+    """The table of words of one tokenizer.
+
+    Args:
+        rule: How texts are cut.
+        encode_words: Words → the ids of all of them, one after the other.
+    """
+
+    def __init__(self, rule: WordRule, encode_words: Callable[[list[str]], list[int]]) -> None:
+        self._rule = rule
+        self._encode_words = encode_words
+        self._words = re.compile(f"[{rule.space_class}]*[^{rule.space_class}]+|[{rule.space_class}]+")
+        self._border = re.compile(f"[^{rule.space_class}](?=[{rule.space_class}])")
         self._table = _Table()
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
@@ -73,7 +78,7 @@ class WordEncoder:
         ]
 
     def _normalized(self, text: str) -> str:
-        return self._prefix + text.replace(" ", self._space) if text else ""
+        return self._rule.prefix + text.replace(" ", self._rule.space) if text else ""
 
     def _pieces(self, text: str) -> Iterator[str]:
         """Cut a huge text at borders of words."""
@@ -86,16 +91,15 @@ class WordEncoder:
     def _encode_pieces(self, pieces: list[str]) -> list[bytes]:
         words = [self._words.findall(piece) for piece in pieces]
         unknown = {word for of_piece in words for word in of_piece if word not in self._table}
-        self._table.fresh = self._encode_words(list(unknown)) if unknown else {}
+        self._table.fresh = self._encoded_words(list(unknown)) if unknown else {}
         ids = [b"".join(map(self._table.__getitem__, of_piece)) for of_piece in words]
         self._table.keep_fresh()
         return ids
 
-    def _encode_words(self, words: list[str]) -> dict[str, bytes]:
+    def _encoded_words(self, words: list[str]) -> dict[str, bytes]:
         """Encode many words in one call, which gives one list of ids."""
-        encoding = self._library.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)[0]
-        ids = np.array(encoding.ids, np.uint32)
-        reached = np.cumsum(self._piece_bytes[ids])
+        ids = np.array(self._encode_words(words), np.uint32)
+        reached = np.cumsum(self._rule.piece_bytes[ids])
         borders = np.cumsum([len(word.encode()) for word in words])
         last = np.searchsorted(reached, borders)
         assert np.array_equal(reached[last], borders), "the ids of a word do not spell it"
@@ -122,29 +126,23 @@ class _Table(dict[str, bytes]):
         self.fresh = {}
 
 
-def build_word_encoder(settings: Mapping[str, Any]) -> WordEncoder | None:
-    """The word encoder of a tokenizer.json without added tokens; None where cutting it into words may not be exact."""
+def word_rule(settings: Mapping[str, Any]) -> WordRule | None:
+    """The rule for a tokenizer.json without added tokens; None where cutting it into words may not be exact."""
     model = settings["model"]
     variants = ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type") != "BPE" or any(model.get(key) for key in variants):
         return None
     if _is_sentencepiece(settings):
-        bare = {**settings, "normalizer": None, "pre_tokenizer": None}
-        return WordEncoder(
-            tokenizers.Tokenizer.from_str(json.dumps(bare)),
+        return WordRule(
+            settings={**settings, "normalizer": None, "pre_tokenizer": None},
             piece_bytes=_piece_bytes(model["vocab"], lambda p: 1 if _BYTE_PIECE.fullmatch(p) else len(p.encode())),
             prefix=_META,
             space=_META,
             space_class=_META,
         )
     if _is_byte_level(settings):
-        return WordEncoder(
-            tokenizers.Tokenizer.from_str(json.dumps(settings)),
-            piece_bytes=_piece_bytes(model["vocab"], len),
-            prefix="",
-            space=" ",
-            space_class=_SPACE,
-        )
+        piece_bytes = _piece_bytes(model["vocab"], len)
+        return WordRule(settings=dict(settings), piece_bytes=piece_bytes, prefix="", space=" ", space_class=_SPACE)
     return None
 
 
@@ -164,27 +162,31 @@ _SENTENCEPIECE_SPLIT = {
 }
 
 
+# GPT-2's characters for the 256 bytes: the visible ones for themselves, 68 others from U+0100 on.
+_BYTE_ALPHABET = {*map(chr, [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 256 + 68)])}
+
+
 def _is_sentencepiece(settings: Mapping[str, Any]) -> bool:
     """Llama's form: with byte fallback there is no unknown character, whose ids could be fused over a border."""
     model = settings["model"]
     return (
-        settings["normalizer"] == _SENTENCEPIECE_NORMALIZER
-        and settings["pre_tokenizer"] in (None, _SENTENCEPIECE_SPLIT)
+        settings.get("normalizer") == _SENTENCEPIECE_NORMALIZER
+        and settings.get("pre_tokenizer") in (None, _SENTENCEPIECE_SPLIT)
         and bool(model.get("byte_fallback"))
         and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
-        and not any(re.search(f"[^{_META}]{_META}", piece) for piece in model["vocab"])
+        and not any(_META in piece.lstrip(_META) for piece in model["vocab"])
     )
 
 
 def _is_byte_level(settings: Mapping[str, Any]) -> bool:
     """GPT-2's form, with every byte in the vocabulary."""
-    pre_tokenizer = settings["pre_tokenizer"] or {}
+    pre_tokenizer = settings.get("pre_tokenizer") or {}
     return (
-        settings["normalizer"] is None
+        settings.get("normalizer") is None
         and pre_tokenizer.get("type") == "ByteLevel"
         and pre_tokenizer.get("add_prefix_space") is False
         and pre_tokenizer.get("use_regex", True) is True
-        and set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) <= set(settings["model"]["vocab"])
+        and set(settings["model"]["vocab"]) >= _BYTE_ALPHABET
     )
 
 
