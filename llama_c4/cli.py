@@ -347,3 +347,7 @@ def _hydra_main(argv: list[str], task: Callable[[Any], None]) -> None:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")(task)()
     finally:
         sys.argv = former
+
+
+if __name__ == "__main__":
+    sys.exit(main())

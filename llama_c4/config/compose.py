@@ -53,8 +53,16 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     faults += filter(None, map(fault_of_choice, request.choices.values()))
     choices = [o.for_hydra for o in request.choices.values() if fault_of_choice(o) is None]
     values, more = _parse_values(request.values.values())
-    base = _compose_choices(tuple(choices))
-    return _check(base, values, request, faults + more)
+    return _check(tuple(choices), values, request, faults + more)
+
+
+def defaults_of(choices: Sequence[str]) -> Tree:
+    """The nested settings that choices of groups bring, resolved and unchecked; those without a value are left out.
+
+    Args:
+        choices: Such as `model=50m`; each must be one that the group has.
+    """
+    return copy.deepcopy(_composed(tuple(choices))[1])
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -168,29 +176,25 @@ def _parse_values(overrides: Iterable[Override]) -> tuple[dict[str, Any], list[s
 
 
 @lru_cache(maxsize=32)
-def _composed(choices: tuple[str, ...]) -> DictConfig:
+def _composed(choices: tuple[str, ...]) -> tuple[DictConfig, Tree]:
+    """The groups composed by Hydra: with open interpolations, and resolved. Kept for the next job; never changed."""
     try:
         with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
             config = compose("train", overrides=list(choices))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(choices)}: cannot be composed from {conf_dir()}: {error}") from error
     OmegaConf.set_struct(config, False)
-    return config
+    return config, _resolve(config)[0]
 
 
-def _compose_choices(choices: tuple[str, ...]) -> DictConfig:
-    """The groups composed, interpolations open; a copy, since the composed one is kept for the next job of a sweep."""
-    return copy.deepcopy(_composed(choices))
-
-
-def _check(base: DictConfig, values: dict[str, Any], request: Request, faults: list[str]) -> RunConfig:
+def _check(choices: tuple[str, ...], values: dict[str, Any], request: Request, faults: list[str]) -> RunConfig:
     """Set the values over the composed groups, resolve, and check the plain tree; `faults` are listed with its own."""
-    config = copy.deepcopy(base)
+    composed, fallback = _composed(choices)
+    config = copy.deepcopy(composed)
     unsure = {key for key in request.values if key not in values} | _keys_of_missing_choices(request)
     for key, value in values.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     typed = _typed(request, values)
-    fallback, _ = _resolve(base)
     tree, open_keys = _resolve(config)
     _expand_home(tree)
     for key, reason in open_keys.items():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
 from llama_c4.config.compose import compose_config, expand_sweep
 from llama_c4.config.errors import ConfigError
-from llama_c4.config.identity import run_folder
+from llama_c4.config.identity import recipe_identity, run_folder, run_label
 from llama_c4.config.overrides import read_overrides
+from llama_c4.config.rules import MAX_NAME_BYTES
 from llama_c4.config.schema import RunConfig
 
 
@@ -28,7 +30,8 @@ class Job:
 def plan_sweep(overrides: Sequence[str]) -> list[Job]:
     """All jobs of a sweep, valid and with folders of their own.
 
-    `run.on_finished=refuse` becomes `skip`: a sweep that is started again goes on where it ended.
+    `run.on_finished=refuse` becomes `skip`: a sweep that is started again goes on where it ended. Jobs of one recipe
+    (only machine or observation settings vary) get names of their own; every other job is the run that it is alone.
     Raises:
         ConfigError: The sweep cannot be read, jobs are faulty (each named) or two jobs are the same run.
     """
@@ -45,8 +48,7 @@ def plan_sweep(overrides: Sequence[str]) -> list[Job]:
             faults += [(f"job {number} ({label})", fault) for fault in error.faults]
     if faults:
         raise ConfigError(*_merge(faults, len(expanded)))
-    _refuse_shared_folders(jobs)
-    return jobs
+    return _with_own_folders(jobs)
 
 
 def _labels(expanded: list[list[str]]) -> list[str]:
@@ -74,16 +76,38 @@ def _skip_finished(config: RunConfig) -> RunConfig:
     return dataclasses.replace(cast("Any", config), run=folder)
 
 
-def _refuse_shared_folders(jobs: list[Job]) -> None:
-    folders: dict[Path, list[Job]] = {}
+def _with_own_folders(jobs: list[Job]) -> list[Job]:
+    """The jobs, those of one recipe named apart by what varies in them; two that cannot be told apart are refused."""
+    jobs_of: dict[Path, list[Job]] = {}
     for job in jobs:
-        folders.setdefault(run_folder(job.config), []).append(job)
-    for folder, sharing in folders.items():
-        if len(sharing) < 2:
-            continue
-        names = ", ".join(f"{job.number} ({job.label})" for job in sharing)
-        if sharing[0].config.run.name is not None:
-            way = f"run.name={sharing[0].config.run.name} does not vary; leave it out, or type run.name=A,B"
-        else:
-            way = "their recipes are the same, only machine or observation settings differ; let run.name vary too"
-        raise ConfigError(f"jobs {names} would share the run folder {folder}: {way}")
+        jobs_of.setdefault(run_folder(job.config), []).append(job)
+    own = {job.number: _named(job) if len(jobs_of[run_folder(job.config)]) > 1 else job for job in jobs}
+    folders: dict[Path, Job] = {}
+    for job in own.values():
+        former = folders.setdefault(run_folder(job.config), job)
+        if former is not job:
+            raise ConfigError(_shared(former, job))
+    return list(own.values())
+
+
+def _named(job: Job) -> Job:
+    """A job whose recipe another one has too, in a folder that says what else varies; a name that was given stays."""
+    if job.config.run.name is not None:
+        return job
+    return _with_folder(
+        job, name=f"{run_label(job.config)}-{re.sub(r'[^A-Za-z0-9._-]+', '_', job.label)}"[:MAX_NAME_BYTES]
+    )
+
+
+def _shared(a: Job, b: Job) -> str:
+    folder, name = run_folder(a.config), a.config.run.name
+    key = next((o.split("=")[0] for o in a.label.split(" ") if not o.startswith("run.name=")), "runtime.seed")
+    way = f"leave run.name={name} out, or let it vary with the rest: run.name='{name}-${{{key}}}'"
+    if recipe_identity(a.config) == recipe_identity(b.config):
+        way = "they are the same run; leave one of them out"
+    return f"jobs {a.number} ({a.label}) and {b.number} ({b.label}) would share the run folder {folder}: {way}"
+
+
+def _with_folder(job: Job, *, name: str) -> Job:
+    folder = dataclasses.replace(cast("Any", job.config.run), name=name)
+    return dataclasses.replace(job, config=dataclasses.replace(cast("Any", job.config), run=folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class TreeCheck:
         value: Any = self.fallback
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        return value
+        return copy.deepcopy(value)
 
     def _unknown(self, key: str, variant: str | None) -> str:
         text = f"{key}={self.typed[key]}" if key in self.typed else key
@@ -177,7 +178,7 @@ class TreeCheck:
         if leaf is not None:
             default = "" if typed is None else f", or leave it out for {show(self._from_fallback(key))}"
             text = f"{key}={show(branch[name]) if typed is None else typed}"
-            self.faults.append(f"{text} is not {leaf.rule}; {_way_out(leaf, branch[name])}{default}")
+            self.faults.append(f"{text} is not {leaf.rule}; {_way_out(leaf, branch[name], typed)}{default}")
         if typed is not None:
             branch[name] = self._from_fallback(key)
         self.unsure.add(key)
@@ -213,7 +214,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
     return ".".join(parts)
 
 
-def _way_out(leaf: Leaf, value: Any) -> str:
+def _way_out(leaf: Leaf, value: Any, typed: str | None) -> str:
     number = isinstance(value, float) and value.is_integer() and int in leaf.types
     if number and abs(value) < 1e18:
         return f"whole numbers have no point and no exponent: set {leaf.key}={int(value)}"
@@ -223,7 +224,7 @@ def _way_out(leaf: Leaf, value: Any) -> str:
             return f"set {leaf.key}={near[0]}"
     if leaf.is_list and isinstance(value, (str, int)) and not isinstance(value, bool):
         return f"a list stands in brackets: set {leaf.key}=[{value}]"
-    if leaf.is_text and isinstance(value, (int, float)):
+    if leaf.is_text and typed is None and isinstance(value, (int, float)):
         return "in a YAML file a text that looks like a number stands in quotes"
     return f"set {leaf.key} to such a value"
 
