@@ -181,7 +181,8 @@ def _draw(plot: Plot, runs: Sequence[RunSummary], layout: Layout, colours: Mappi
     for pen.index, run in enumerate(runs):
         for layer, measured in plot.curves(run):
             pen.draw(layer, measured)
-        if plot.level is not None and (height := run.settings.get(plot.level)) is not None:
+        height = run.settings.get(plot.level) if plot.level else None
+        if isinstance(height, (int, float)):
             pen.level(float(height), f"{plot.level} {units.setting(height)}")
     axes.set(xlabel="prediction targets consumed", ylabel=plot.y_label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(value)))

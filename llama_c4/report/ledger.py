@@ -17,8 +17,9 @@ from statistics import median
 from typing import Any
 
 from llama_c4.config.errors import CheckpointError
+from llama_c4.metrics.records import Record
 from llama_c4.report.lock import is_locked
-from llama_c4.report.reading import Record, read_json, read_lines, read_settings
+from llama_c4.report.reading import read_json, read_lines, read_settings
 
 LIVE_STATES = ("starting", "training", "evaluating")
 _OLD_RUN = re.compile(r"\.old-\d+$")

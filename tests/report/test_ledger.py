@@ -44,9 +44,10 @@ def test_a_torn_last_line_is_no_fault_and_hides_nothing(tmp_path: Path) -> None:
         (b'{"kind": "train", "loss"', "line 3: is not JSON"),
         (b'{"loss": NaN}', "line 3: holds a bare NaN"),
         (b'{"loss": -Infinity}', "line 3: holds a bare -Infinity"),
-        (b"\xff\xfe", "line 3: is not UTF-8"),
-        (b"[1]", "line 3: is not a JSON object but list"),
-        (b'{"loss": null, "loss_nonfinite": "big"}', "line 3: loss_nonfinite is 'big'"),
+        (b"{\xff}", "line 3: is not UTF-8 text (byte 1)"),
+        (b"[1]", "line 3: is no JSON object but list"),
+        (b'{"loss": null, "loss_nonfinite": "big"}', "line 3: could not convert string to float: 'big'"),
+        (b'{"kind": "train", "loss": "low"}', "line 3: loss is 'low', not a number"),
         (b"", "line 3: is not JSON"),
     ],
 )
