@@ -218,13 +218,13 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise ConfigError(
             *(f"{o}: evaluate takes {allowed}; the rest is fixed by the run, leave it out" for o in others)
         )
-    from llama_c4.run import run_evaluation
+    from llama_c4.evaluate import run_evaluation
 
     return run_evaluation(args.path, args.rest, subset=args.subset)
 
 
 def _export(args: argparse.Namespace) -> int:
-    from llama_c4.run import run_export
+    from llama_c4.export import run_export
 
     return run_export(args.path, args.to, tokenizer=args.tokenizer)
 
