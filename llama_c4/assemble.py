@@ -10,6 +10,7 @@ from llama_c4.data.cache import TokenCache
 from llama_c4.data.cache_match import check_cache
 from llama_c4.model.accounting import choose_loss, estimate_memory_bytes, num_parameters
 from llama_c4.model.llama import Llama, build_model
+from llama_c4.model.loss import LossForm
 from llama_c4.optim.build import build_optimizer
 from llama_c4.runtime.context import Runtime
 from llama_c4.runtime.memory import total_memory_bytes
@@ -55,7 +56,7 @@ def attention_of(config: RunConfig) -> str:
     return "reference" if is_open and config.runtime.deterministic else config.runtime.attention
 
 
-def loss_form_of(config: RunConfig, runtime: Runtime) -> str:
+def loss_form_of(config: RunConfig, runtime: Runtime) -> LossForm:
     """The form of the cross-entropy, chosen by measurement where the configuration leaves it open."""
     if config.runtime.loss != "auto":
         return config.runtime.loss

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
 from llama_c4 import __version__
 from llama_c4.assemble import cache_of, check_memory, engine_of, plan_of
@@ -24,9 +25,10 @@ from llama_c4.evaluation.probe import SubsetProbe, full_record
 from llama_c4.evaluation.validator import Validator
 from llama_c4.metrics.console import build_display, open_log
 from llama_c4.metrics.logger import RunLogger
-from llama_c4.metrics.sinks import JsonlSink, StatusDisplay
+from llama_c4.metrics.sinks import Display, JsonlSink, StatusDisplay
 from llama_c4.metrics.text import Extent
 from llama_c4.metrics.throughput import PeakMemory, TrainingClock
+from llama_c4.metrics.wandb_sink import WandbSink
 from llama_c4.model.accounting import num_non_embedding, num_parameters
 from llama_c4.optim.lr_schedule import build_schedule, last_extensible_target
 from llama_c4.runtime.context import Runtime, build_runtime
@@ -279,10 +281,11 @@ class _Run:
                 state, update=update, targets=targets, total_targets=self.plan.total_targets
             )
         )
+        displays: list[Display] = [log, status] if screen is None else [screen, log, status]
         return RunLogger(
             JsonlSink(self.folder.path / "metrics.jsonl"),
-            sinks=[],
-            displays=[log, status] if screen is None else [screen, log, status],
+            sinks=self._views(displays),
+            displays=displays,
             log_every=self.config.logging.log_every,
             num_updates=self.plan.num_updates,
             clock=clock,
@@ -290,6 +293,18 @@ class _Run:
             synchronize=self.runtime.synchronize,
             on_best=self._write_best,
         )
+
+    def _views(self, displays: list[Display]) -> list[WandbSink]:
+        settings = self.config.logging.wandb
+        if settings.mode == "off":
+            return []
+
+        def tell(text: str) -> None:
+            for display in displays:
+                display.message(text)
+
+        tree = dataclasses.asdict(cast("Any", self.config))
+        return [WandbSink(self.folder.path, settings=settings, run_id=self.folder.run_id, config=tree, message=tell)]
 
     def _write_best(self, record: dict[str, Any] | None) -> None:
         if record is not None:

@@ -156,6 +156,12 @@ class _Job:
         self.weights = weights
         self.updates = updates
 
+    @property
+    def grad_clip(self) -> float:
+        clip = self.config.optim.grad_clip
+        assert clip is not None
+        return clip
+
     def export_weights(self) -> None:
         import torch
 
@@ -236,7 +242,7 @@ def _transformers_loop(job: _Job, *, levers: bool = False) -> Iterator[float]:
         with _autocast(job):
             loss = model(input_ids=rows[:, :-1], labels=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), job.config.optim.grad_clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
         yield float(loss)
@@ -278,7 +284,7 @@ def _serve_trainer(job: _Job, pipe: Connection) -> None:
         output_dir=str(job.weights.parent / "trainer"),
         per_device_train_batch_size=job.config.training.micro_batch_size,
         max_steps=job.updates,
-        max_grad_norm=job.config.optim.grad_clip,
+        max_grad_norm=job.grad_clip,
         logging_steps=1,
         report_to=[],
         save_strategy="no",

@@ -69,6 +69,11 @@ class Runtime:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given; a CPU always has."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def peak_memory_bytes(self) -> int | None:
         """Largest memory since `reset_peak_memory`: of tensors on CUDA, of the whole process on CPU."""
         return peak_memory_bytes(self.device)

@@ -1,13 +1,30 @@
-"""Peak memory: of the CUDA allocator, or of the process (the kernel's high-water mark)."""
+"""Memory: how much a device has, and the peak of the CUDA allocator or of the process (the kernel's mark)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def total_memory_bytes(device: torch.device) -> int | None:
+    """Memory of the card, or what the process may use of the host: the machine's, or the container's limit.
+
+    Returns:
+        Bytes; None where the system does not say.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if not STATUS.exists():
+        return None
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.exists() else "max"
+    return machine if limit == "max" else min(machine, int(limit))
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
