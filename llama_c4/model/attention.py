@@ -1,8 +1,8 @@
 """Causal self-attention: fused kernels for training, an explicit form for derivatives of any order.
 
-softmax(Q Kᵀ / sqrt(K) + causal mask) V for every head. The fused form is torch's scaled dot product attention, which picks
-its kernel itself or is held to one; the reference form writes the four operations out and can be differentiated twice.
-Both use the same weights.
+softmax(Q Kᵀ / sqrt(K) + causal mask) V for every head. The fused form is torch's scaled dot product attention, which
+picks its kernel itself or is held to one; the reference form writes the four operations out and can be differentiated
+twice. Both use the same weights.
 
 Letters: B micro-batch, T tokens, C hidden size, H heads, K head size.
 """
@@ -115,7 +115,8 @@ def _probe(attend: CausalAttention, name: str, *, device: torch.device, dtype: t
         attend(q, k, v).sum().backward()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
+        precision = str(dtype).removeprefix("torch.")
         raise ConfigError(
-            f"runtime.attention={name} cannot run on {device.type} in {str(dtype).removeprefix('torch.')} with heads of "
-            f"{head_size} ({reason}); set runtime.attention=auto, or another of {', '.join(BACKENDS)}, reference"
+            f"runtime.attention={name} cannot run on {device.type} in {precision} with heads of {head_size} "
+            f"({reason}); set runtime.attention=auto, or another of {', '.join(BACKENDS)}, reference"
         ) from error

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llama_c4.config.schema import LlamaConfig
-from llama_c4.model.attention import build_attention
+from llama_c4.model.forms import build_forms
 from llama_c4.model.layers import Block, RMSNorm
 from llama_c4.model.loss import LossForm, cross_entropy_sum
 from llama_c4.model.products import linear, product_dtype
@@ -36,7 +36,6 @@ class Llama(nn.Module):
         loss: Form of the cross-entropy of `loss_sum`.
         device: Of the parameters.
         dtype: Of the parameters, float32 or float64.
-        precision: Dtype of the products; None takes that of the parameters.
     Raises:
         ConfigError: a forced attention kernel that cannot run here.
         ValueError: parameters in half precision, or heads that do not divide the hidden size into even parts.
@@ -56,12 +55,12 @@ class Llama(nn.Module):
         _check(config, dtype)
         self.config, self.loss_form = config, loss
         head_size = config.hidden_size // config.num_heads
-        attend = build_attention(attention, device=device, dtype=product_dtype(device, dtype), head_size=head_size)
+        forms = build_forms(attention, device=device, dtype=product_dtype(device, dtype), head_size=head_size)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
-            Block(config, attend=attend, device=device, dtype=dtype) for _ in range(config.num_layers)
+            Block(config, forms=forms, device=device, dtype=dtype) for _ in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, device=device, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, forms=forms, device=device, dtype=dtype)
         self.rotary = RotaryTable(
             length=config.context_length, head_size=head_size, theta=config.rope_theta, device=device, dtype=dtype
         )

@@ -3,8 +3,8 @@
 sum over targets y ≠ -100 of (logsumexp(z) - z_y) with logits z = W h, in float32 (float64 for float64 models).
 
 Two forms with equal values and gradients. *plain* computes the logits of all rows, [rows, V], and lets autograd
-differentiate: any order of derivative. *chunked* walks over slices of rows with one buffer, and computes the gradients of
-hidden states and weight in the same walk, so the whole logits never exist and backward only scales what is there:
+differentiate: any order of derivative. *chunked* walks over slices of rows with one buffer, and computes the gradients
+of hidden states and weight in the same walk, so the whole logits never exist and backward only scales what is there:
 
     dz = softmax(z) - onehot(y),   dh = dz W,   dW = sum over slices of dzᵀ h.
 
@@ -102,7 +102,7 @@ def _walk(
     chunk_rows = min(chunk_rows, len(hidden))
     logits = states.new_empty(chunk_rows, len(head))
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None
-    grad_weight = torch.zeros_like(weight) if wanted[1] else None
+    grad_weight = torch.empty_like(weight) if wanted[1] else None
     for start in range(0, len(hidden), chunk_rows):
         rows = slice(start, start + chunk_rows)
         count = labels[rows] != IGNORED
@@ -114,7 +114,7 @@ def _walk(
             grad_hidden[rows] = torch.mm(dz, head).masked_fill_(~count.unsqueeze(1), 0)
         if grad_weight is not None:
             counted = states[rows] * count.unsqueeze(1)
-            _add_product(grad_weight, dz.mT, counted)
+            _add_product(grad_weight, dz.mT, counted, first=start == 0)
     return total, grad_hidden, grad_weight
 
 
@@ -131,9 +131,11 @@ def _softmax_in_place(z: Tensor, labels: Tensor, count: Tensor) -> Tensor:
     return loss.masked_fill_(~count.unsqueeze(1), 0).sum()
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b; in one kernel where the dtypes agree, else the narrow product is widened as it is added."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """total += a b, or total = a b for the first; one kernel where the dtypes agree, else a b is widened and added."""
     if total.dtype == a.dtype:
-        total.addmm_(a, b)
+        torch.addmm(total, a, b, beta=0.0 if first else 1.0, out=total)
+    elif first:
+        total.copy_(torch.mm(a, b))
     else:
-        total += torch.mm(a, b)
+        total.add_(torch.mm(a, b))

@@ -1,16 +1,15 @@
 """Matrix products of the model in the precision of the surrounding autocast.
 
 Under bfloat16 autocast a product has both operands rounded to bfloat16, sums in float32 and rounds its result to
-bfloat16. A CPU with bfloat16 instructions does that in its kernels. On a CPU without them torch falls back to loops that
-are 10 to 70 times slower than its float32 product, so the same arithmetic is done by the float32 kernel here: the operands are
-rounded, widened, multiplied, and the result is rounded. See docs/numerics.md.
+bfloat16. A CPU with bfloat16 instructions does that in its kernels. On a CPU without them torch falls back to loops
+that are 10 to 70 times slower than its float32 product, so the same arithmetic is done by the float32 kernel here:
+operands are rounded, widened and multiplied, and the result is rounded. See docs/numerics.md.
 
 Letters: n inputs, m outputs of a projection.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def emulates_bfloat16(device: torch.device) -> bool:
     )
 
 
-@cache
+@torch.compiler.assume_constant_result
 def cpu_multiplies_bfloat16() -> bool:
     """Whether oneDNN has bfloat16 products on this CPU (AVX-512 with bfloat16, AMX, or their like elsewhere)."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 class RotaryTable(nn.Module):
     """cos and sin of every position and pair; one for all layers, computed once.
 
-    The table is float32, or float64 in a float64 model, whatever the model is moved to later: a conversion recomputes it
-    instead of rounding it. It is not part of the state.
+    The table is float32, or float64 in a float64 model, whatever the model is moved to later: a conversion recomputes
+    it instead of rounding it. It is not part of the state.
     """
 
     table: Tensor
