@@ -60,8 +60,10 @@ class Recorder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._happened(f"begin {name}")
-        yield
-        self._happened(f"end {name}")
+        try:
+            yield
+        finally:
+            self._happened(f"end {name}")
 
 
 class EpochProbe:

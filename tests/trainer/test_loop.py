@@ -9,6 +9,7 @@ import pytest
 from llama_c4.config.errors import TrainingError
 from llama_c4.config.schema import ConstantConfig, CosineConfig, LinearConfig, LrScheduleConfig, WsdConfig
 from llama_c4.optim.lr_schedule import build_schedule
+from llama_c4.runtime.stop import Stopped
 from llama_c4.trainer.engine import Progress
 from llama_c4.trainer.loop import train
 from tests.tiny_training import TinyModel, accum_adamw, adamw, bitwise_equal, tiny_engine, tiny_plan
@@ -22,13 +23,19 @@ SCHEDULES: list[LrScheduleConfig] = [
     ConstantConfig(name="constant", **WARMUP),
     ConstantConfig(name="constant", warmup_steps=None, warmup_fraction=0.7),
 ]
+PROBES = (EpochProbe(),)
 PLAN = tiny_plan()  # 6 updates of 4, 4, 2 | 4, 4, 2 blocks
 
 
 def run(
-    recorder: Recorder, progress: Progress, *, micro_batch_size: int = 2, schedule: Any = None, plan: Any = PLAN
+    recorder: Recorder,
+    progress: Progress,
+    *,
+    micro_batch_size: int = 2,
+    schedule: Any = SCHEDULES[0],
+    plan: Any = PLAN,
+    probes: Any = PROBES,
 ) -> bool:
-    schedule = schedule or SCHEDULES[0]
     return train(
         recorder.engine,
         recorder,
@@ -39,7 +46,7 @@ def run(
         schedule=build_schedule(schedule, batch_tokens=16, total_targets=plan.total_targets),
         checkpoints=recorder,
         logger=recorder,
-        probes=[EpochProbe()],
+        probes=probes,
         stop=recorder,
     )
 
@@ -111,10 +118,36 @@ def test_learning_rates_of_a_resumed_run_are_those_of_the_uninterrupted(schedule
     assert first.lrs + second.lrs == whole.lrs and len(first.lrs) == after
 
 
-def test_a_signal_during_a_probe_is_acted_on_after_it() -> None:
+def test_a_signal_during_a_probe_that_does_not_look_is_acted_on_after_it() -> None:
     recorder = Recorder(tiny_engine(), stop_at=lambda event: event == "begin evaluation")
     assert not run(recorder, Progress())
     assert recorder.events[-5:] == ["begin evaluation", "end evaluation", "record 3", "save? 3", "rescue 3.0"]
+
+
+class ImpatientProbe(EpochProbe):
+    """Stops measuring when somebody asks to, as validation does between its batches."""
+
+    def measure(self, engine: Any, progress: Progress) -> Any:
+        if self.recorder.requested:
+            raise Stopped
+        return super().measure(engine, progress)
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+
+def test_a_probe_that_was_cut_short_measures_anew_before_anything_else_happens() -> None:
+    first = Recorder(tiny_engine(), stop_at=lambda event: event == "update 3")
+    assert not run(first, Progress(), probes=[EpochProbe(), ImpatientProbe(first)])
+    assert first.events[-4:] == ["update 3", "begin evaluation", "end evaluation", "rescue 3.0"]  # no record, no save
+    position, state = first.saved[-1]
+    assert (position.update, position.observed) == (3, 2)
+    second = Recorder(tiny_engine())
+    second.engine.load_state_dict(state)
+    assert run(second, position, probes=[EpochProbe(), ImpatientProbe(second)])
+    assert second.events[:6] == [
+        "begin evaluation", "end evaluation", "record 3", "record 3", "save? 3", "blocks 10+2",
+    ]  # fmt: skip
 
 
 def test_a_stop_after_the_last_micro_step_leaves_the_update_to_the_next_process() -> None:
@@ -138,7 +171,7 @@ def test_another_micro_batch_size_may_continue_inside_an_update() -> None:
 
 def test_a_finished_run_only_writes_its_final_state() -> None:
     recorder = Recorder(tiny_engine())
-    assert run(recorder, Progress(update=6, sequences=20))
+    assert run(recorder, Progress(update=6, sequences=20, observed=6))
     assert recorder.events == ["final 6.0"]
 
 
