@@ -181,9 +181,8 @@ def _draw(plot: Plot, runs: Sequence[RunSummary], layout: Layout, colours: Mappi
     for pen.index, run in enumerate(runs):
         for layer, measured in plot.curves(run):
             pen.draw(layer, measured)
-        height = run.settings.get(plot.level) if plot.level else None
-        if isinstance(height, (int, float)):
-            pen.level(float(height), f"{plot.level} {units.setting(height)}")
+        if (level := plot.level(run)) is not None:
+            pen.level(*level)
     axes.set(xlabel="prediction targets consumed", ylabel=plot.y_label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(value)))
     axes.xaxis.set_major_locator(MaxNLocator(5 if layout is NARROW else 7))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llama_c4.report import units
 from llama_c4.report.curves import Curve, curve, since
 from llama_c4.report.ledger import RunSummary
 
@@ -63,7 +64,7 @@ class Plot:
         log: Whether the y axis is logarithmic.
         from_zero: Whether the y axis starts at 0.
         from_share: Part of a run's budget that is left out at the beginning.
-        level: Dotted key of a setting that is drawn as a horizontal line.
+        level: Height and name of a horizontal line that belongs to a run; None where it has none.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Plot:
     log: bool = False
     from_zero: bool = False
     from_share: float = 0.0
-    level: str | None = None
+    level: Callable[[RunSummary], tuple[float, str] | None] = lambda run: None
 
     def curves(self, run: RunSummary) -> list[tuple[Layer, Curve]]:
         """What of a run is drawn; layers without a point are left out."""
@@ -90,6 +91,17 @@ class Plot:
         return marks + ([("v", "not above zero")] if has_zero else [])
 
 
+def _clip(run: RunSummary) -> tuple[float, str] | None:
+    clip = run.settings.get("optim.grad_clip")
+    return (float(clip), f"optim.grad_clip {units.setting(clip)}") if isinstance(clip, (int, float)) else None
+
+
+def _entropy_floor(run: RunSummary) -> tuple[float, str] | None:
+    """The least loss that any model can have, where the source of the data knows it."""
+    floor = run.result.get("entropy_floor")
+    return (floor, f"entropy floor {units.loss(floor)}") if isinstance(floor, (int, float)) else None
+
+
 PLOTS = (
     Plot(
         "loss",
@@ -99,6 +111,7 @@ PLOTS = (
         "ends. Large marks: the whole validation split, after the last update. Log axis.",
         LOSSES,
         log=True,
+        level=_entropy_floor,
     ),
     Plot(
         "loss_last_half",
@@ -107,6 +120,7 @@ PLOTS = (
         "The same from half of the budget on, on a linear axis.",
         LOSSES,
         from_share=0.5,
+        level=_entropy_floor,
     ),
     Plot(
         "lr",
@@ -123,7 +137,7 @@ PLOTS = (
         "Global norm over all parameters at the last update of each window, before clipping. Log axis.",
         (Layer("train", "grad_norm"),),
         log=True,
-        level="optim.grad_clip",
+        level=_clip,
     ),
     Plot(
         "rate",

@@ -84,6 +84,13 @@ def test_the_clip_of_the_gradient_norm_is_drawn_and_named(tmp_path: Path) -> Non
     assert ">optim.grad_clip 1</text>" in svg(BY_NAME["grad_norm"], [read(tmp_path, healthy)], WIDE)
 
 
+def test_the_entropy_floor_is_drawn_and_named_where_it_is_known(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "run")
+    result = json.loads((folder / "result.json").read_text()) | {"entropy_floor": 1.386294}
+    (folder / "result.json").write_text(json.dumps(result))
+    assert ">entropy floor 1.3863</text>" in svg(BY_NAME["loss"], [read_run(folder)], WIDE)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_colours_of_a_page_figure_are_the_page_s_own(outputs: Path, layout) -> None:  # type: ignore[no-untyped-def]
     drawing = svg(BY_NAME["loss"], scan(outputs), layout)
