@@ -57,6 +57,20 @@ def test_multiplier_at_hand_computed_points(config: Any, update: int, multiplier
     assert at(config, update) == pytest.approx(multiplier, abs=1e-12)
 
 
+GUIDE = {  # the table of docs/schedules.md, which has three digits
+    "update": [1, 25, 50, 200, 525, 600, 900, 925, 964, 1000, 2000],
+    "cosine": [0.02, 0.5, 1, 0.946, 0.55, 0.440, 0.124, 0.114, 0.103, 0.1, 0.1],
+    "wsd": [0.02, 0.5, 1, 1, 1, 1, 1, 0.5, 0.2, 0, 0],
+    "linear": [0.02, 0.5, 1, 1, 0.716, 0.65, 0.388, 0.366, 0.332, 0.3, 0.3],
+    "constant": [0.02, 0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("build", [cosine, wsd, linear, constant])
+def test_the_guides_table_is_what_the_schedules_give(build: Any) -> None:
+    assert [at(build(), update) for update in GUIDE["update"]] == pytest.approx(GUIDE[build().name], abs=5.1e-4)
+
+
 @pytest.mark.parametrize(("warmup", "total"), [(10, 10), (12, 10), (0, 1), (0, 10)])
 @pytest.mark.parametrize("build", [cosine, wsd, linear, constant])
 def test_short_runs_warm_up_linearly_and_never_divide_by_zero(build: Any, warmup: int, total: int) -> None:
