@@ -15,7 +15,6 @@ continues. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket

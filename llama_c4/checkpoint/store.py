@@ -189,6 +189,7 @@ class CheckpointStore:
         """
         position = _position(progress)
         path = rescue_path(self._dir, position)
+        # A state at this very position is replaced: the probes may have measured since.
         self._save_state(path, position)
         others = [other for other in rescue_files(self._dir) if other != path]
         for outdated in others[:-1]:
@@ -204,7 +205,9 @@ class CheckpointStore:
             TrainingError: The file system refused; older states are as they were.
         """
         if self._training.checkpoint_policy != "none":
-            self._save_state(self._dir / FINAL_FILE, _position(progress))
+            position = _position(progress)
+            if self._make_way(self._dir / FINAL_FILE, position):
+                self._save_state(self._dir / FINAL_FILE, position)
 
     def finish(self) -> None:
         """The run has its result: remove the rolling states."""
@@ -219,8 +222,7 @@ class CheckpointStore:
     def _save_state(self, path: Path, position: Position) -> None:
         with self._saving(), self._naming_intact_state(path):
             make_folder(path.parent)
-            if self._make_way(path, position):
-                write_state(path, self._collect(), header=self._header.to_json(), progress=_counts(position))
+            write_state(path, self._collect(), header=self._header.to_json(), progress=_counts(position))
         self._has_saved(path, position)
 
     def _save_export(self, progress: Progress, folder: Path) -> None:

@@ -203,8 +203,8 @@ class RunLogger:
             display.phase(self._phases[-1] if self._phases else TRAINING)
 
     def close(self, exit_code: int = 0) -> None:
-        """Close everything; a second time does nothing."""
-        for sink in (*self._displays, *self._sinks):
+        """Close everything; a second time does nothing. Displays come last, since a sink may have something to tell."""
+        for sink in (*self._sinks, *self._displays):
             sink.close(exit_code)
         self._displays, self._sinks = [], []
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from llama_c4.checkpoint.atomic import write_json
 from llama_c4.config.errors import TrainingError
 
+from .killed_saver import build
 from .parts import MiniRun, Weights, files_of, training
 
 SAVER = Path(__file__).with_name("killed_saver.py")
@@ -38,6 +41,39 @@ def test_the_newest_complete_state_loads_after_a_kill_at_any_moment(tmp_path: Pa
         assert outcome["side_files_after_claim"] == 0 and len(outcome["torn"]) <= 1, (seed, outcome)
         reached = outcome["update"]
     assert sum(bool(outcome["torn"]) for outcome in outcomes) >= rounds // 4, "the kills missed the saves"
+
+
+TWICE = """
+import sys
+from pathlib import Path
+import torch
+from llama_c4.runtime.stop import StopRequest
+from llama_c4.trainer.plan import Update
+from tests.checkpoint.killed_saver import NUMBERS, build
+store, weights, progress = build(Path(sys.argv[1]), "rescue")
+with StopRequest() as stop:
+    while not stop.requested:
+        progress.finish(Update(progress.update, progress.sequences, 1, 1, ends_epoch=False, context_length=1))
+        weights.values = torch.full((NUMBERS,), float(progress.update))
+        store.rescue(progress)
+        print(progress.update, flush=True)
+    store.rescue(progress)
+raise SystemExit(stop.exit_code)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_while_the_first_is_being_answered_changes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWICE, str(tmp_path)]
+    saver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=SAVER.parents[2])
+    assert saver.stdout is not None and saver.stdout.readline() == "1\n"
+    for _ in range(2):
+        saver.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    last = int(["1", *saver.stdout.read().split()][-1])
+    assert saver.wait(60) == 75 and not list(tmp_path.rglob(".*.partial"))
+    store, weights, progress = build(tmp_path, "rescue")
+    assert store.load_newest() and progress.update == last and (weights.values == float(last)).all()
 
 
 @pytest.fixture

@@ -145,7 +145,8 @@ def test_every_part_and_the_counters_come_back(tmp_path: Path) -> None:
     run.store.rescue(run.progress)
     resumed = MiniRun(tmp_path / "run", header=header(machine={"runtime.threads": 8}))
     assert resumed.store.load_newest()
-    assert (resumed.value, resumed.progress.state_dict()) == (7.0, {"update": 7, "micro_step": 1, "sequences": 8})
+    assert (resumed.value, resumed.progress) == (7.0, run.progress)
+    assert (resumed.progress.update, resumed.progress.micro_step, resumed.progress.sequences) == (7, 1, 8)
     assert resumed.store.loaded is not None
     assert resumed.store.loaded.machine_changes == ("runtime.threads: 2 → 8",)
     assert "continuing from" in resumed.messages[-1] and "(update 7 and 1 micro-steps)" in resumed.messages[-1]
@@ -222,12 +223,15 @@ def test_the_last_two_rolling_states_are_kept(tmp_path: Path) -> None:
     assert files_of(run.dir) == {f"rescue/update-{n:08d}-sequence-{n:012d}.pt" for n in (10, 11)}
 
 
-def test_a_second_request_at_the_same_place_writes_nothing(tmp_path: Path) -> None:
+def test_a_rolling_state_at_the_same_place_is_replaced_by_the_later_one(tmp_path: Path) -> None:
     run = MiniRun(tmp_path / "run")
     run.train_to(3)
-    path = run.store.rescue(run.progress)
-    inode = path.stat().st_ino
-    assert run.store.rescue(run.progress) == path and path.stat().st_ino == inode
+    run.store.rescue(run.progress)
+    run.weights.tensors["step"] = torch.tensor(33)  # a probe has measured since
+    run.store.rescue(run.progress)
+    resumed = MiniRun(tmp_path / "run")
+    assert resumed.store.load_newest() and resumed.weights.tensors["step"] == 33
+    assert len(files_of(run.dir)) == 1
 
 
 def test_the_furthest_state_is_found_by_number_and_not_by_name(tmp_path: Path) -> None:

@@ -278,6 +278,24 @@ def test_the_best_told_to_a_resumed_run_is_that_of_the_state_and_not_of_supersed
     assert [best and best["loss"] for best in second.best] == [3.2]
 
 
+class LastWord(Listener):
+    """A sink that has something to tell at its end."""
+
+    def __init__(self, display: Listener) -> None:
+        super().__init__()
+        self.display = display
+
+    def close(self, exit_code: int) -> None:
+        self.display.message("not done in time")
+
+
+def test_what_a_sink_tells_at_its_end_is_still_shown(path: Path) -> None:
+    run = MiniLogger(path, begin=False)
+    run.logger._sinks.append(LastWord(run.listener))
+    run.logger.close(0)
+    assert run.listener.events == [("message", "not done in time"), ("close", 0)]
+
+
 def test_close_reaches_everybody_once(path: Path) -> None:
     run = MiniLogger(path)
     run.logger.close(75)
