@@ -120,7 +120,11 @@ def _system_exit_on_sigterm() -> Generator[None, None, None]:
         yield
         return
 
+    stopped = False
+
     def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; a second one would disturb the cleaning up
         raise SystemExit(EXIT_STOPPED)
 
@@ -128,4 +132,5 @@ def _system_exit_on_sigterm() -> Generator[None, None, None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        if not stopped:
+            signal.signal(signal.SIGTERM, former)
