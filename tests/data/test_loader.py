@@ -335,6 +335,16 @@ def test_never_more_than_two_buffers_are_alive_and_none_after_close(
     assert reads.alive == 0
 
 
+@pytest.mark.parametrize("end", [1, 20, BLOCKS])
+def test_close_frees_all_buffers_wherever_the_stream_stands(
+    cache: TokenCache, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, stream = Reads(monkeypatch), open_stream(cache)
+    in_batches(stream, itertools.repeat(1), end=end)
+    stream.close()
+    assert reads.alive == 0
+
+
 def test_batches_outlive_the_stream(cache: TokenCache) -> None:
     stream = open_stream(cache)
     batch = stream.batch(0, 6)
