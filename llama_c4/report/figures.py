@@ -184,7 +184,7 @@ def _draw(plot: Plot, runs: Sequence[RunSummary], layout: Layout, colours: Mappi
         if (level := plot.level(run)) is not None:
             pen.level(*level)
     axes.set(xlabel="prediction targets consumed", ylabel=plot.y_label)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.tick(value)))
     axes.xaxis.set_major_locator(MaxNLocator(5 if layout is NARROW else 7))
     if plot.from_zero:
         axes.set_ylim(bottom=0)
@@ -200,7 +200,7 @@ def _label_y(axes: Axes, *, log: bool) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     elif high < 1000 * low:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.tick(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -235,7 +235,7 @@ def _set_margins(figure: Figure, layout: Layout, *, above: float, below: float) 
     By arithmetic: matplotlib's layout engine would draw every figure twice, and make the axes of each another width.
     """
     axes = figure.axes[0]
-    tick_letters = max(5, *(len(units.count(value)) for value in axes.get_yticks()))
+    tick_letters = max(5, *(len(units.tick(value)) for value in axes.get_yticks()))
     width, height = (size * POINTS_PER_INCH for size in figure.get_size_inches())
     left = (0.64 * tick_letters + 2.4) * layout.font  # a digit of the font is 0.64 of its size wide
     figure.subplots_adjust(

@@ -91,10 +91,15 @@ def _head(title: str, runs: Sequence[RunSummary]) -> Markup:
 
 
 def _alerts(runs: Sequence[RunSummary]) -> Markup:
-    diverged = [units.printable(run.name) for run in runs if run.is_diverged]
-    said = [f"Diverged (a loss or gradient norm is not finite), ranked last: {', '.join(diverged)}"] if diverged else []
+    said = [_mishap(run) for run in runs if run.is_diverged or run.state == "failed"]
     said += [f"Damaged: {units.printable(fault)}" for run in runs for fault in run.faults]
     return element("div.alert", element("ul", [element("li", text) for text in said])) if said else NOTHING
+
+
+def _mishap(run: RunSummary) -> str:
+    what = "diverged, ranked last" if run.is_diverged else "failed"
+    reason = run.status.get("message") or "a loss or gradient norm is not a finite number"
+    return f"{units.printable(run.name)} {what}: {units.printable(str(reason))}"
 
 
 def _overview(runs: Sequence[RunSummary]) -> Markup:

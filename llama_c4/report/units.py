@@ -23,6 +23,12 @@ def count(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def tick(value: float) -> str:
+    """A round number at an axis, with its letter and all of its digits: 1.25k."""
+    scale, letter = next(((s, c) for s, c in _SCALES if abs(value) >= s), (1.0, ""))
+    return f"{value / scale:.6g}{letter}"
+
+
 def whole(value: float | None) -> str:
     """An exact whole number with thousands separated."""
     return MISSING if value is None else f"{value:,.0f}"

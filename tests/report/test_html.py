@@ -86,8 +86,15 @@ def test_the_summary_has_the_numbers_one_looks_for(page_of_all: str) -> None:
 
 def test_diverged_and_unfinished_runs_are_flagged(page_of_all: str) -> None:
     text = Reader(page_of_all).text
-    assert "Diverged (a loss or gradient norm is not finite), ranked last: bad" in text
+    assert "bad diverged, ranked last: a loss or gradient norm is not a finite number" in text
     assert "interrupted (no process)" in text
+
+
+def test_the_reason_that_a_run_gives_for_its_end_is_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "run", updates=50, state="failed")
+    status = json.loads((folder / "status.json").read_text()) | {"message": "the disk is full"}
+    (folder / "status.json").write_text(json.dumps(status))
+    assert "run failed: the disk is full" in Reader(drawn(folder)).text
 
 
 def test_only_settings_that_differ_are_columns_of_the_table(page_of_all: str) -> None:

@@ -30,6 +30,13 @@ def test_a_count_is_said_with_its_letter(value: float | None, text: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (1250, "1.25k"), (2e6, "2M"), (0.00025, "0.00025"), (3.45, "3.45"), (999, "999")]
+)
+def test_a_tick_has_all_its_digits(value: float, text: str) -> None:
+    assert units.tick(value) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (None, "–"),
