@@ -128,7 +128,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     report = _command(commands, "report", "curves and tables of runs as one HTML file", _report)
     report.add_argument("rest", nargs="+", metavar="RUN")
-    report.add_argument("--out", type=Path, required=True, metavar="FILE.html")
+    report.add_argument("--out", type=Path, metavar="FILE.html")
+    report.add_argument(
+        "--wandb", choices=["online", "offline"], help="make a whole W&B run of each run's records, whatever it missed"
+    )
 
     runs = _command(commands, "runs", "list the runs in a folder", _runs)
     runs.add_argument("folder", type=Path, nargs="?", default=Path("outputs"), metavar="FOLDER")
@@ -230,10 +233,19 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from llama_c4.report.html import write_report
+    runs = [Path(run) for run in args.rest]
+    if args.out is None and args.wandb is None:
+        raise ConfigError("report: nothing asked for; add --out FILE.html, --wandb offline or --wandb online")
+    if args.out is not None:
+        from llama_c4.report.html import write_report
 
-    write_report([Path(run) for run in args.rest], args.out)
-    print(f"wrote {args.out}")
+        write_report(runs, args.out)
+        print(f"wrote {args.out}")
+    if args.wandb is not None:
+        from llama_c4.metrics.wandb_sink import rebuild_wandb
+
+        for run in runs:
+            print(f"{run}: W&B run {rebuild_wandb(run, mode=args.wandb)} ({args.wandb})")
     return 0
 
 

@@ -25,6 +25,7 @@ from llama_c4.evaluation.probe import SubsetProbe, full_record
 from llama_c4.evaluation.validator import Validator
 from llama_c4.metrics.console import build_display, open_log
 from llama_c4.metrics.logger import RunLogger
+from llama_c4.metrics.records import to_strict
 from llama_c4.metrics.sinks import Display, JsonlSink, StatusDisplay
 from llama_c4.metrics.text import Extent
 from llama_c4.metrics.throughput import PeakMemory, TrainingClock
@@ -196,7 +197,7 @@ class _Run:
     def _restore(self) -> None:
         """Continue from the furthest state, or start; then write down which."""
         self.store.load_newest()
-        self.logger.begin()
+        self.logger.begin(update=self.progress.update, targets=self._targets)
         loaded = self.store.loaded
         self.folder.record_start(
             config_yaml=to_yaml(self.config),
@@ -230,7 +231,7 @@ class _Run:
             except Stopped:
                 return self._stopped()
             self.logger.log_record(record)
-        self.folder.write_result(self._result(record))
+        self.folder.write_result(to_strict(self._result(record)))
         self._status("finished")
         self.store.finish()
         return 0
@@ -263,10 +264,15 @@ class _Run:
         self.folder.write_status(
             state,
             update=self.progress.update,
-            targets=self.progress.sequences * self.plan.context_length,
+            targets=self._targets,
             total_targets=self.plan.total_targets,
             message=message,
         )
+
+    @property
+    def _targets(self) -> int:
+        """Prediction targets consumed."""
+        return self.progress.sequences * self.plan.context_length
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -383,11 +389,11 @@ class _Run:
             **measured,
             "entropy_floor": self.cache.entropy_floor,
             "update": self.progress.update,
-            "targets": self.progress.sequences * self.plan.context_length,
+            "targets": self._targets,
             "total_targets": self.plan.total_targets,
             "training_seconds": self.logger.training_seconds,
             "elapsed_seconds": self.logger.elapsed_seconds,
-            "best": self.logger.best,
+            "best": None if self.logger.best is None else to_strict(self.logger.best),
             "recipe_identity": recipe_identity(self.config),
             "cache_identity": self.cache.identity,
             "num_parameters": num_parameters(self.config.model),
