@@ -21,14 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llama_c4.model.accounting import CHUNK_ROWS
 from llama_c4.model.products import cpu_multiplies_bfloat16, linear, product_dtype
 
 IGNORED = -100
 """Label of a position that does not count."""
 
 LossForm = Literal["plain", "chunked"]
-CHUNK_ROWS = {"cpu": 512, "cuda": 8192}
-"""R for each kind of device."""
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor, *, form: LossForm) -> Tensor:
