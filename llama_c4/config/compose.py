@@ -139,10 +139,14 @@ def _parse(parser: OverridesParser, override: Override) -> ParsedOverride | str:
     try:
         return parser.parse_overrides([override.for_hydra])[0]
     except (HydraException, ValueError, RecursionError) as error:
-        lines = [line for line in str(error).splitlines() if not line.startswith(("See ", "Error parsing"))]
-        reason = (lines or [type(error).__name__])[0].split(" expecting ")[0][:200]  # without Hydra's token names
-        way = f"{override.key}='\"…\"' with both quotes" if is_text_key(override.key) else f"{override.key}=VALUE"
-        return f"{override.text}: the value cannot be read ({reason}); type {way}"
+        return _unreadable(override, error)
+
+
+def _unreadable(override: Override, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if not line.startswith(("See ", "Error parsing"))]
+    reason = (lines or [type(error).__name__])[0].split(" expecting ")[0][:200]  # without the parser's token names
+    way = f"{override.key}='\"…\"' with both quotes" if is_text_key(override.key) else f"{override.key}=VALUE"
+    return f"{override.text}: the value cannot be read ({reason}); type {way}"
 
 
 def _axis(parsed: ParsedOverride, override: Override) -> list[str] | str:
@@ -168,7 +172,12 @@ def _parse_values(overrides: Iterable[Override]) -> tuple[dict[str, Any], list[s
         elif parsed.is_sweep_override():
             faults.append(sweep_fault(override))
         else:
-            values[override.key] = parsed.value()
+            try:
+                OmegaConf.create({"value": parsed.value()})
+            except (OmegaConfBaseException, ValueError, RecursionError) as error:
+                faults.append(_unreadable(override, error))
+            else:
+                values[override.key] = parsed.value()
     return values, faults
 
 
@@ -192,8 +201,13 @@ def _check(choices: tuple[str, ...], values: dict[str, Any], request: Request, f
     composed, fallback = _composed(choices)
     config = copy.deepcopy(composed)
     unsure = {key for key in request.values if key not in values} | _keys_of_missing_choices(request)
-    for key, value in values.items():
-        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    for key, value in list(values.items()):
+        try:
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            faults.append(_unreadable(request.values[key], error))
+            unsure.add(key)
+            del values[key]
     typed = _typed(request, values)
     tree, open_keys = _resolve(config)
     _expand_home(tree)

@@ -26,7 +26,6 @@ PRESET_KEYS = {
     "batch_tokens": "training.batch_tokens",
     "micro_batch_size": "training.micro_batch_size",
 }
-OPTIONAL_GROUPS = {"experiment"}
 _TEXT_FUNCTIONS = re.compile(r"(choice|shuffle|sort|tag|str)\((.*)\)", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*")
 
@@ -164,7 +163,7 @@ def fault_of_choice(choice: Override) -> str | None:
     """Why a group has no such choice, with those it has; None where it has it."""
     names = group_choices()[choice.key]
     value = choice.value.strip().strip("'\"")
-    if value in names or (value == "null" and choice.key in OPTIONAL_GROUPS):
+    if value in names:
         return None
     if len(split_top_level(choice.value)) > 1 or re.match(r"(choice|glob|range|sort|shuffle)\(", value):
         return sweep_fault(choice)

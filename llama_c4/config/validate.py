@@ -108,9 +108,10 @@ class TreeCheck:
     def _tag(self, key: str, inner: dict[str | None, Any], branch: Tree) -> str | None:
         """The variant of a group; a name that was not chosen through the group is a fault."""
         name, chosen = branch.get("name"), (self._from_fallback(f"{key}.name"))
-        if name in inner and (chosen is None or name == chosen):
+        is_variant = isinstance(name, str) and name in inner
+        if is_variant and (chosen is None or name == chosen):
             return name
-        if name in inner:
+        if is_variant:
             way = f"choose the variant with {key}={name}"
             self.faults.append(f"{key}.name={name} does not bring the keys of {name}, this is {chosen}; {way}")
         else:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llama_c4.config.compose import compose_config
+from llama_c4.config.conf_files import group_choices
 from llama_c4.config.errors import ConfigError
+from llama_c4.config.fields import leaves
+from llama_c4.config.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,6 +31,7 @@ BROKEN: list[tuple[list[str], list[str]]] = [
     (["model=null"], ["model=null", "20m, 50m"]),
     (["optim=adam"], ["optim=adam", "adamw_b2_095", "did you mean optim=adamw?"]),
     (["data=_text"], ["data=_text", "c4, c4_files, markov, sample"]),
+    (["experiment=null"], ["experiment=null is not a choice", "it has demo"]),
     (["experiment=dmo"], ["experiment=dmo", "did you mean experiment=demo?"]),
     (["optim.typo=1"], ["optim.typo=1", "there is no setting optim.typo"]),
     (["+optim.beta3=1"], ["optim.beta3=1", "did you mean optim.beta"]),
@@ -94,6 +101,9 @@ BROKEN: list[tuple[list[str], list[str]]] = [
         ["data.cache_dir=${oc.env:NO_SUCH_VARIABLE}"],
         ["data.cache_dir=", "NO_SUCH_VARIABLE", "set data.cache_dir=VALUE"],
     ),
+    (["model.name=${preset}"], ["model.name=", "no variant of model"]),
+    (['optim.name=${"}'], ["optim.name=", "cannot be read"]),
+    (["nothing=[2]", "nothing.here=1"], ["nothing.here=1"]),
     (["data.cache_dir=${nothing}"], ["data.cache_dir=", "nothing", "set data.cache_dir=VALUE"]),
     (["model=llama"], ["optim.lr has no value", "choose model=SIZE", "model.num_layers has no value"]),
     (
@@ -118,6 +128,24 @@ def test_one_fault_makes_one_message(overrides: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         compose_config(overrides)
     assert len(caught.value.faults) == 1
+
+
+KEYS = st.sampled_from([*leaves(), *group_choices(), "hydra.verbose", "preset.lr", "optim", "nothing.here"])
+VALUES = st.one_of(
+    st.text(),
+    st.text("0123456789eE+-._"),
+    st.text("[]{}(),'\"\\\\$:=a1 "),
+    st.sampled_from(
+        ["${a}", "${oc.env:X}", "${preset}", "${model}", "${optim.lr}", "???", "nan", "-inf", "null", "true"]
+    ),
+)
+
+
+@given(st.lists(st.one_of(st.tuples(KEYS, VALUES).map("=".join), st.text()), max_size=4))
+@settings(deadline=None, max_examples=150)
+def test_whatever_is_typed_is_a_configuration_or_a_message(overrides: list[str]) -> None:
+    with contextlib.suppress(ConfigError):
+        assert isinstance(compose_config(overrides), RunConfig)
 
 
 def test_faults_of_every_kind_are_listed_at_once() -> None:
