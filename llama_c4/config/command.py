@@ -1,4 +1,4 @@
-"""A configuration as the shortest list of overrides that composes to it again."""
+"""A configuration as a short list of overrides that composes to it again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from llama_c4.config.compose import compose_config, defaults_of
 from llama_c4.config.conf_files import SHAPE, group_choices, model_names
+from llama_c4.config.dotted import flat
 from llama_c4.config.errors import ConfigError
 from llama_c4.config.schema import RunConfig
 
@@ -24,10 +25,10 @@ def overrides_of(config: RunConfig) -> list[str]:
         ConfigError: The overrides would not compose to the same; a text of the configuration cannot be typed.
     """
     choices = _choices(config)
-    usual, wanted = _flat(defaults_of(choices)), _flat(dataclasses.asdict(cast("Any", config)))
+    usual, wanted = flat(defaults_of(choices)), flat(dataclasses.asdict(cast("Any", config)))
     changed = [key for key, value in wanted.items() if key not in usual or not _is_same(usual[key], value)]
     overrides = [*choices, *(override(key, wanted[key]) for key in changed if not key.startswith(_FOLDER_KEYS))]
-    composed = _flat(dataclasses.asdict(cast("Any", compose_config(overrides))))
+    composed = flat(dataclasses.asdict(cast("Any", compose_config(overrides))))
     lost = [key for key, value in wanted.items() if not key.startswith(_FOLDER_KEYS) and composed.get(key) != value]
     if lost:
         raise ConfigError(f"{', '.join(lost)}: cannot be typed as an override; take the config.yaml of the run")
@@ -51,13 +52,6 @@ def _choices(config: RunConfig) -> list[str]:
         "topology": config.topology.name,
     }
     return [f"{group}={choice}" for group, choice in wanted.items() if choice in group_choices()[group]]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for key, value in tree.items():
-        pairs |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return pairs
 
 
 def _is_same(a: Any, b: Any) -> bool:

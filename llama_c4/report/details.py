@@ -9,13 +9,13 @@ from typing import Any
 
 from llama_c4.config.command import override, overrides_of
 from llama_c4.config.compose import load_config
+from llama_c4.config.dotted import flat
 from llama_c4.config.errors import ConfigError
 from llama_c4.config.fields import leaves
 from llama_c4.report import units
 from llama_c4.report.ledger import RunSummary
 from llama_c4.report.markup import NOTHING, Markup, element, together
 from llama_c4.report.palette import stroke
-from llama_c4.report.reading import flat
 
 # Outlines of matplotlib's markers in a box of 30 x 12 around (15, 6).
 _MARKER_PATHS = {

@@ -6,10 +6,10 @@ What a crash may leave (a torn last line of a JSONL file) is no damage. Each rea
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llama_c4.config.dotted import flat
 from llama_c4.config.errors import ConfigError
 from llama_c4.config.yaml_text import read_tree
 from llama_c4.metrics.records import Record, from_line
@@ -30,15 +30,6 @@ def read_settings(path: Path, faults: list[str]) -> dict[str, Any]:
     except ConfigError as error:
         faults += error.faults
         return {}
-
-
-def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key → value of a nested mapping, in its order; an empty mapping is a value."""
-    pairs: dict[str, Any] = {}
-    for key, value in tree.items():
-        is_branch = isinstance(value, Mapping) and bool(value)
-        pairs |= flat(value, f"{prefix}{key}.") if is_branch else {f"{prefix}{key}": value}
-    return pairs
 
 
 def read_json(path: Path, faults: list[str]) -> Record:

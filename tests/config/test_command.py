@@ -11,6 +11,7 @@ COMMANDS = [
     [],
     ["model=50m", "optim=adamw_b2_099", "optim.lr=1e-3"],
     ["experiment=demo"],
+    ["model=tiny", "model.num_layers=1"],
     ["experiment=demo", "model.vocab_size=512", "optim=accum_adamw", "optim.window=4", "optim.grad_clip=null"],
     ["loader=v1", "lr_schedule=cosine_5pct", "runtime=deterministic"],
     ["data=c4_files", "data.files=/some/where/c4 train*.gz", "training.checkpoint_policy=explicit",
