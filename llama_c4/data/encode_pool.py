@@ -50,7 +50,7 @@ class SerialEncoder:
 
     def encode_in_order(self, batches: Iterator[list[Document]]) -> Generator[EncodedBatch, None, None]:
         for batch in batches:
-            yield _encoded(batch, self._tokenizer.encode([document.text for document in batch]))
+            yield _encoded(batch, self._tokenizer.encoder.encode([document.text for document in batch]))
 
     def __enter__(self) -> SerialEncoder:
         return self
@@ -131,7 +131,7 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
-        self._send((tokenizer.data, tokenizer.eos_token, tokenizer.name))
+        self._send(tokenizer.encoder_settings)
 
     def encode(self, texts: Sequence[bytes]) -> Encoding:
         """Send one batch and wait for its tokens."""

@@ -1,7 +1,8 @@
 """A process that turns documents into tokens until its input ends.
 
-It speaks pickles over its standard input and output: first the tokenizer, then batches of documents, one answer each.
-The parent's death closes the input, however it died, so no such process outlives it for longer than a batch.
+It speaks pickles over its standard input and output: first the encoder's settings, then batches of documents, one
+answer each. The parent's death closes the input, however it died, so no such process outlives it for longer than a
+batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import sys
 
 from llama_c4.config.errors import DataError
-from llama_c4.data.tokenizer import Tokenizer
+from llama_c4.data.tokenizer import DocumentEncoder
 
 
 def main() -> None:
@@ -23,12 +24,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints goes to the parent's standard error, not between the answers
     with contextlib.suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):
-        data, eos_token, name = pickle.load(source)
-        tokenizer = Tokenizer(data, eos_token=eos_token, name=name)
+        encoder = DocumentEncoder(pickle.load(source))
         while True:
             texts = pickle.load(source)
             try:
-                answer: tuple[str, object] = ("tokens", tokenizer.encode(texts))
+                answer: tuple[str, object] = ("tokens", encoder.encode(texts))
             except DataError as error:
                 answer = ("fault", str(error))
             pickle.dump(answer, answers, protocol=5)

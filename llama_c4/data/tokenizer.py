@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,89 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llama_c4.config.errors import DataError
 from llama_c4.data.cache import Tokens
-from llama_c4.data.word_encoder import WordEncoder, word_rule
+from llama_c4.data.word_encoder import WordEncoder, WordRule, word_rule
 
 MAX_VOCAB_SIZE = 1 << 16
 """Ids are stored as uint16."""
 
 
-class Tokenizer:
-    """A `tokenizer.json` as it is used for training: no special tokens, and one EOS after every document.
+@dataclass(frozen=True)
+class EncoderSettings:
+    """What it takes to encode documents, in a form that is quick to send to another process and to start from.
 
-    Text that spells a special token (`</s>`) is text: added tokens are never matched inside a document. Truncation and
-    padding of the file are ignored.
+    Attributes:
+        library: The tokenizer.json without added tokens, template, truncation and padding; of single words if there is
+            a rule.
+        rule: How texts are cut into words; None where they are encoded whole.
+        vocab_size, eos_id, eos_token, name: As of the tokenizer.
+    """
+
+    library: str
+    rule: WordRule | None
+    vocab_size: int
+    eos_id: int
+    eos_token: str
+    name: str
+
+
+class DocumentEncoder:
+    """Encodes documents: no special tokens, and one EOS after each. Text that spells a special token is text."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        # The switch of the library's threads is read from the process's environment and from nowhere else. Processes
+        # are the parallelism here, and a thread pool that has been used makes a later fork hang.
+        os.putenv("TOKENIZERS_PARALLELISM", "false")
+        self._settings = settings
+        try:
+            self._library = tokenizers.Tokenizer.from_str(settings.library)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(_unreadable(settings.name, error)) from None
+        self._words = None if settings.rule is None else WordEncoder(settings.rule, self._encode_words)
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
+        """Encode documents, each followed by EOS.
+
+        Args:
+            texts: Documents in UTF-8; an empty one gives a lone EOS.
+        Returns:
+            All tokens, uint16 [n], and the position after every document's EOS, [len(texts)].
+        Raises:
+            DataError: An id that is not below V, or an EOS inside a document.
+        """
+        settings = self._settings
+        ids = self.ids([text.decode() for text in texts])
+        eos = np.uint16(settings.eos_id).tobytes()
+        tokens = np.frombuffer(b"".join(part for document in ids for part in (document, eos)), np.uint16)
+        ends = np.cumsum([len(document) // 2 + 1 for document in ids], dtype=np.int64)
+        if tokens.size and int(tokens.max()) >= settings.vocab_size:
+            raise DataError(
+                f"data.tokenizer={settings.name}: gave id {tokens.max()}, beyond its {settings.vocab_size} entries"
+            )
+        if np.count_nonzero(tokens == settings.eos_id) != len(texts):
+            raise DataError(
+                f"data.tokenizer={settings.name}: gave {settings.eos_token!r} inside a document; {_AMBIGUOUS}"
+            )
+        return tokens, ends
+
+    def ids(self, texts: list[str]) -> list[bytes]:
+        """The ids of every text, as uint16 bytes; word by word where that is exact, else through the library."""
+        if self._words is not None:
+            return self._words.encode(texts)
+        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        return [_as_uint16(np.array(encoding.ids, np.uint32)).tobytes() for encoding in encodings]
+
+    def _encode_words(self, words: list[str]) -> list[int]:
+        return self._library.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)[0].ids
+
+
+def _as_uint16(ids: NDArray[np.uint32]) -> Tokens:
+    if ids.size and int(ids.max()) >= MAX_VOCAB_SIZE:
+        raise DataError(f"the tokenizer gave id {ids.max()}, which uint16 cannot hold")
+    return ids.astype(np.uint16)
+
+
+class Tokenizer:
+    """A `tokenizer.json`, as it is used for training: its entries, its EOS, and the encoder of its documents.
 
     Args:
         data: The bytes of the tokenizer.json.
@@ -38,6 +110,8 @@ class Tokenizer:
         fingerprint: SHA-256 (hex) of those bytes. Two tokenizers of one size are told apart by this alone.
         vocab_size: V, entries with the added ones.
         eos_token, eos_id: The end of a document.
+        encoder: Encodes documents in this process.
+        encoder_settings: Makes such an encoder in another one.
     Raises:
         DataError: Not a tokenizer.json, no such EOS, ids beyond uint16 or not below V, or a random (BPE dropout) or
             ambiguous (text that spells the EOS becomes it) encoding.
@@ -52,44 +126,18 @@ class Tokenizer:
         vocabulary = _vocabulary(settings)
         self.vocab_size = len(vocabulary)
         self.eos_id = _checked_eos(vocabulary, eos_token, name)
-        # The switch of the library's threads is read from the process's environment and from nowhere else. Processes
-        # are the parallelism here, and a thread pool that has been used makes a later fork hang.
-        os.putenv("TOKENIZERS_PARALLELISM", "false")
-        self._settings = _without_special_tokens(settings, name)
-        rule = word_rule(self._settings)
-        self._words = None if rule is None else WordEncoder(rule, _library_of_words(rule.settings, name))
+        plain = _without_special_tokens(settings, name)
+        rule = word_rule(plain)
+        self.encoder_settings = EncoderSettings(
+            library=json.dumps(plain if rule is None else rule.of_words(plain)),
+            rule=rule,
+            vocab_size=self.vocab_size,
+            eos_id=self.eos_id,
+            eos_token=eos_token,
+            name=name,
+        )
+        self.encoder = DocumentEncoder(self.encoder_settings)
         self._check_eos_text_stays_text()
-
-    @cached_property
-    def _library(self) -> tokenizers.Tokenizer:
-        return _load(self._settings, self.name)
-
-    def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
-        """Encode documents, each followed by EOS.
-
-        Args:
-            texts: Documents in UTF-8; an empty one gives a lone EOS.
-        Returns:
-            All tokens, uint16 [n], and the position after every document's EOS, [len(texts)].
-        Raises:
-            DataError: An id that is not below V, or an EOS inside a document.
-        """
-        ids = self._ids([text.decode() for text in texts])
-        eos = np.uint16(self.eos_id).tobytes()
-        tokens = np.frombuffer(b"".join(part for document in ids for part in (document, eos)), np.uint16)
-        ends = np.cumsum([len(document) // 2 + 1 for document in ids], dtype=np.int64)
-        if tokens.size and int(tokens.max()) >= self.vocab_size:
-            raise DataError(f"data.tokenizer={self.name}: gave id {tokens.max()}, beyond its {self.vocab_size} entries")
-        if np.count_nonzero(tokens == self.eos_id) != len(texts):
-            raise DataError(f"data.tokenizer={self.name}: gave {self.eos_token!r} inside a document; {_AMBIGUOUS}")
-        return tokens, ends
-
-    def _ids(self, texts: list[str]) -> list[bytes]:
-        """The ids of every text, as uint16 bytes; word by word where that is exact, else through the library."""
-        if self._words is not None:
-            return self._words.encode(texts)
-        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        return [_as_uint16(np.array(encoding.ids, np.uint32)).tobytes() for encoding in encodings]
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         """The text of token ids, special tokens left out."""
@@ -106,17 +154,15 @@ class Tokenizer:
 
     def _check_eos_text_stays_text(self) -> None:
         for text in (self.eos_token, f"a{self.eos_token}b", f"a {self.eos_token} b"):
-            if self.eos_id in np.frombuffer(self._ids([text])[0], np.uint16):
+            if self.eos_id in np.frombuffer(self.encoder.ids([text])[0], np.uint16):
                 raise DataError(f"data.tokenizer={self.name}: turns the text {text!r} into its EOS; {_AMBIGUOUS}")
 
 
-def _as_uint16(ids: NDArray[np.uint32]) -> Tokens:
-    if ids.size and int(ids.max()) >= MAX_VOCAB_SIZE:
-        raise DataError(f"the tokenizer gave id {ids.max()}, which uint16 cannot hold")
-    return ids.astype(np.uint16)
-
-
 _AMBIGUOUS = "a document could forge its own end: choose another data.eos_token or tokenizer"
+
+
+def _unreadable(name: str, error: Exception) -> str:
+    return f"data.tokenizer={name}: not a tokenizer.json that can be read ({error!r})"
 
 
 def _parse(data: bytes, name: str) -> dict[str, Any]:
@@ -124,20 +170,8 @@ def _parse(data: bytes, name: str) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(data)
         _ = settings["model"]["vocab"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"data.tokenizer={name}: not a tokenizer.json that can be read ({error!r})") from None
+        raise DataError(_unreadable(name, error)) from None
     return settings
-
-
-def _load(settings: dict[str, Any], name: str) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(settings))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"data.tokenizer={name}: not a tokenizer.json that can be read ({error})") from None
-
-
-def _library_of_words(settings: dict[str, Any], name: str) -> Callable[[list[str]], list[int]]:
-    library = _load(settings, name)
-    return lambda words: library.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)[0].ids
 
 
 def _vocabulary(settings: dict[str, Any]) -> dict[str, int]:

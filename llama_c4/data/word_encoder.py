@@ -39,18 +39,22 @@ class WordRule:
     """How the texts of a tokenizer are cut into words.
 
     Attributes:
-        settings: The tokenizer.json that encodes a single word.
+        normalizes: Whether words come out of the cut normalized, so that the library must not do it again.
         piece_bytes: UTF-8 bytes of a word that each id stands for, [V]; by them the ids of many words are told apart.
         prefix: What the tokenizer puts before a text.
         space: What stands for a space in a cut text.
         space_class: White space in a cut text, as the inside of a regular expression's brackets.
     """
 
-    settings: dict[str, Any]
+    normalizes: bool
     piece_bytes: NDArray[np.int64]
     prefix: str
     space: str
     space_class: str
+
+    def of_words(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokenizer.json for single words, from that for whole texts."""
+        return {**settings, "normalizer": None, "pre_tokenizer": None} if self.normalizes else dict(settings)
 
 
 class WordEncoder:
@@ -134,7 +138,7 @@ def word_rule(settings: Mapping[str, Any]) -> WordRule | None:
         return None
     if _is_sentencepiece(settings):
         return WordRule(
-            settings={**settings, "normalizer": None, "pre_tokenizer": None},
+            normalizes=True,
             piece_bytes=_piece_bytes(model["vocab"], lambda p: 1 if _BYTE_PIECE.fullmatch(p) else len(p.encode())),
             prefix=_META,
             space=_META,
@@ -142,7 +146,7 @@ def word_rule(settings: Mapping[str, Any]) -> WordRule | None:
         )
     if _is_byte_level(settings):
         piece_bytes = _piece_bytes(model["vocab"], len)
-        return WordRule(settings=dict(settings), piece_bytes=piece_bytes, prefix="", space=" ", space_class=_SPACE)
+        return WordRule(normalizes=False, piece_bytes=piece_bytes, prefix="", space=" ", space_class=_SPACE)
     return None
 
 

@@ -42,7 +42,7 @@ def tokens_of(cache: TokenCache, split: str = "train") -> np.ndarray:
 
 
 def ids(text: str) -> list[int]:
-    return tokenizer().encode([text.encode()])[0].tolist()[:-1]
+    return tokenizer().encoder.encode([text.encode()])[0].tolist()[:-1]
 
 
 def test_every_document_is_there_once_with_one_eos_and_validation_in_order(data: C4FilesConfig) -> None:

@@ -32,7 +32,7 @@ def word_level(entries: int, *, first: str = "<the end>") -> bytes:
 
 
 def encoded(tokenizer: Tokenizer, *texts: str) -> list[int]:
-    return tokenizer.encode([text.encode() for text in texts])[0].tolist()
+    return tokenizer.encoder.encode([text.encode() for text in texts])[0].tolist()
 
 
 FORMS = {"byte level": byte_level_json, "sentencepiece": sentencepiece_json}
@@ -42,7 +42,7 @@ FORMS = {"byte level": byte_level_json, "sentencepiece": sentencepiece_json}
 def test_documents_are_the_librarys_ids_with_one_eos_behind_each(form: str) -> None:
     content = FORMS[form]()
     texts = [text(1), "", text(2), "   ", "\n", text(3, words=400)]
-    tokens, ends = Tokenizer(content, eos_token=EOS, name="t").encode([t.encode() for t in texts])
+    tokens, ends = Tokenizer(content, eos_token=EOS, name="t").encoder.encode([t.encode() for t in texts])
     library = tokenizers.Tokenizer.from_str(content.decode())
     eos = library.token_to_id(EOS)
     expected = [[*library.encode(t, add_special_tokens=False).ids, eos] for t in texts]
@@ -54,7 +54,7 @@ def test_documents_are_the_librarys_ids_with_one_eos_behind_each(form: str) -> N
 def test_an_empty_document_is_a_lone_eos() -> None:
     small = tokenizer()
     assert encoded(small, "", "") == [small.eos_id, small.eos_id]
-    assert small.encode([])[0].tolist() == []
+    assert small.encoder.encode([])[0].tolist() == []
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -26,7 +26,7 @@ def parts(content: bytes) -> tuple[WordEncoder, Callable[[list[str]], list[bytes
     plain = {**json.loads(content), "added_tokens": []}
     rule = word_rule(plain)
     assert rule is not None
-    single = tokenizers.Tokenizer.from_str(json.dumps(rule.settings))
+    single = tokenizers.Tokenizer.from_str(json.dumps(rule.of_words(plain)))
     whole = tokenizers.Tokenizer.from_str(json.dumps(plain))
 
     def encode_words(words: list[str]) -> list[int]:
