@@ -23,7 +23,7 @@ from llama_c4.config.errors import CheckpointError
 from llama_c4.config.schema import LlamaConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OUTER_NAMES = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+EMBEDDING_NAME = {"embedding.weight": "model.embed_tokens.weight"}
 LAYER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.wq.weight": "self_attn.q_proj.weight",
@@ -35,6 +35,7 @@ LAYER_NAMES = {
     "ffn.w_up.weight": "mlp.up_proj.weight",
     "ffn.w_down.weight": "mlp.down_proj.weight",
 }
+NORM_NAME = {"norm.weight": "model.norm.weight"}
 HEAD = "lm_head.weight"
 
 
@@ -112,13 +113,13 @@ def import_hugging_face(folder: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
 
 
 def _names(config: LlamaConfig) -> dict[str, str]:
-    """Our name of every tensor → theirs."""
+    """Our name of every tensor → theirs, in the order of our state."""
     layers = {
         f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}"
         for i in range(config.num_layers)
         for ours, theirs in LAYER_NAMES.items()
     }
-    return {**OUTER_NAMES, **layers}
+    return {**EMBEDDING_NAME, **layers, **NORM_NAME}
 
 
 def _shape(name: str, config: LlamaConfig) -> tuple[int, ...]:

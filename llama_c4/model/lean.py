@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from llama_c4.model.first_order import refuse_second_derivative
 
 
 def rms_norm_lean(x: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -44,8 +45,8 @@ class _RMSNorm(torch.autograd.Function):
         return torch.mul(x, r).mul_(scale)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        refuse_second_derivative("the RMSNorm of the fast path")
         x, r, scale = ctx.saved_tensors
         u = x * r
         buffer = grad * u
@@ -62,8 +63,8 @@ class _Gate(torch.autograd.Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        refuse_second_derivative("the SwiGLU gate of the fast path")
         gate, up = ctx.saved_tensors
         grad_up = F.silu(gate).mul_(grad)
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)

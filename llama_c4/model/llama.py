@@ -19,7 +19,7 @@ from llama_c4.config.schema import LlamaConfig
 from llama_c4.model.forms import build_forms
 from llama_c4.model.layers import Block, RMSNorm
 from llama_c4.model.loss import LossForm, cross_entropy_sum
-from llama_c4.model.products import linear, product_dtype
+from llama_c4.model.products import linear
 from llama_c4.model.rotary import RotaryTable
 from llama_c4.runtime.seeding import generator
 
@@ -36,6 +36,7 @@ class Llama(nn.Module):
         loss: Form of the cross-entropy of `loss_sum`.
         device: Of the parameters.
         dtype: Of the parameters, float32 or float64.
+        products: What autocast will round operands to; a forced attention kernel is tried in it. None is `dtype`.
     Raises:
         ConfigError: a forced attention kernel that cannot run here.
         ValueError: parameters in half precision, or heads that do not divide the hidden size into even parts.
@@ -49,13 +50,14 @@ class Llama(nn.Module):
         loss: LossForm,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        products: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         device = torch.device(device)
         _check(config, dtype)
         self.config, self.loss_form = config, loss
         head_size = config.hidden_size // config.num_heads
-        forms = build_forms(attention, device=device, dtype=product_dtype(device, dtype), head_size=head_size)
+        forms = build_forms(attention, device=device, dtype=products or dtype, head_size=head_size)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, device=device, dtype=dtype)
         self.layers = nn.ModuleList(
             Block(config, forms=forms, device=device, dtype=dtype) for _ in range(config.num_layers)
@@ -109,6 +111,7 @@ def build_model(
     dtype: torch.dtype,
     attention: str,
     loss: LossForm,
+    products: torch.dtype | None = None,
 ) -> Llama:
     """Make a model with the initial weights of a seed; the global generators are not touched.
 
@@ -120,7 +123,7 @@ def build_model(
         ConfigError: a forced attention kernel that cannot run here.
         ValueError: as for `Llama`.
     """
-    model = Llama(config, attention=attention, loss=loss, device=device, dtype=dtype)
+    model = Llama(config, attention=attention, loss=loss, device=device, dtype=dtype, products=products)
     initialize(model, seed=seed)
     return model
 

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llama_c4.model.accounting import CHUNK_ROWS
+from llama_c4.model.first_order import refuse_second_derivative
 from llama_c4.model.products import cpu_multiplies_bfloat16, linear, product_dtype
 
 IGNORED = -100
@@ -78,11 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the chunked cross-entropy has no second derivative; build the model with loss=plain and "
-                "attention=reference (runtime.loss, runtime.attention)"
-            )
+        refuse_second_derivative("the chunked cross-entropy")
         if ctx.gradients is None:
             raise RuntimeError("the chunked cross-entropy keeps its gradients for one backward; it was called twice")
         gradients, ctx.gradients = ctx.gradients, None

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llama_c4.model.first_order import refuse_second_derivative
+
 _VERY_NARROW = "float16 is not a precision of this project: its range needs a loss scaler; use bfloat16 or float32"
 
 
@@ -83,6 +85,7 @@ class _RoundedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        refuse_second_derivative("a product in emulated bfloat16")
         narrow, weight = ctx.saved_tensors
         wide = grad.float()
         grad_x = grad_weight = None
