@@ -34,6 +34,7 @@ from llama_c4.model.accounting import num_non_embedding, num_parameters
 from llama_c4.optim.lr_schedule import build_schedule, last_extensible_target
 from llama_c4.runtime.context import Runtime, build_runtime
 from llama_c4.runtime.environment import environment
+from llama_c4.runtime.seeding import seed_global_generators
 from llama_c4.runtime.stop import Stopped, StopRequest
 from llama_c4.trainer.loop import train
 from llama_c4.trainer.plan import Progress, TrainingPlan
@@ -97,6 +98,7 @@ def run_training(config: RunConfig, *, resume: Path | None = None, stop: Stop | 
         clock.pause()
         runtime = build_runtime(config.runtime, run_dir=place)
         check_memory(config, runtime)
+        seed_global_generators(config.runtime.seed)
         stream = _open_stream(config, cache, plan, runtime)
         stack.callback(stream.close)
         engine = engine_of(config, runtime)

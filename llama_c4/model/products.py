@@ -21,6 +21,10 @@ from llama_c4.model.first_order import refuse_second_derivative
 _VERY_NARROW = "float16 is not a precision of this project: its range needs a loss scaler; use bfloat16 or float32"
 
 
+# Asked once, at import: a compiler takes it for the constant that it is, and torch's compiler need not be loaded to say so.
+_CPU_MULTIPLIES_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class Projection(nn.Module):
     """x ↦ x Wᵀ without a bias; the weight [m, n] is left uninitialized."""
 
@@ -67,10 +71,9 @@ def emulates_bfloat16(device: torch.device) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def cpu_multiplies_bfloat16() -> bool:
     """Whether oneDNN has bfloat16 products on this CPU (AVX-512 with bfloat16, AMX, or their like elsewhere)."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return _CPU_MULTIPLIES_BFLOAT16
 
 
 class _RoundedLinear(torch.autograd.Function):

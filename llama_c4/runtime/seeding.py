@@ -27,6 +27,16 @@ def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def seed_global_generators(seed: int) -> None:
+    """Start the global generators of python, numpy and torch (all devices) from a seed.
+
+    So a run does not depend on what its process did before, and a library that draws from them is repeatable.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (the global one is what is meant)
+    torch.manual_seed(seed)
+
+
 def rng_state() -> dict[str, Any]:
     """State of the global generators of python, numpy and torch (CPU, every CUDA device).
 
