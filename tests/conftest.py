@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden numbers anew; say why in the commit")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden numbers anew; say why in the commit"
+    )
 
 
 @pytest.fixture(scope="session")

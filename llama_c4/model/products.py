@@ -21,7 +21,7 @@ from llama_c4.model.first_order import refuse_second_derivative
 _VERY_NARROW = "float16 is not a precision of this project: its range needs a loss scaler; use bfloat16 or float32"
 
 
-# Asked once, at import: a compiler takes it for the constant that it is, and torch's compiler need not be loaded to say so.
+# Asked once, at import: a compiler takes it for the constant that it is.
 _CPU_MULTIPLIES_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -58,17 +58,29 @@ def test_a_library_is_imported_by_its_adapter_alone(library: str) -> None:
 
 
 def test_only_the_runtime_reads_the_environment() -> None:
-    users = {str(f.relative_to(PACKAGE)) for f in FILES if "os.environ" in f.read_text() or "os.getenv" in f.read_text()}
+    users = {
+        str(f.relative_to(PACKAGE)) for f in FILES if "os.environ" in f.read_text() or "os.getenv" in f.read_text()
+    }
     assert users <= {"runtime/context.py"} | {f for f in users if f.startswith("benchmark/")}
 
 
 def test_parts_get_their_branch_and_never_the_root_of_the_configuration() -> None:
     users = {str(f.relative_to(PACKAGE)) for f in FILES if "RunConfig" in f.read_text()}
-    assert {u.split("/")[0] for u in users} <= {"config", "run.py", "evaluate.py", "export.py", "assemble.py", "cli.py", "benchmark"}
+    assert {u.split("/")[0] for u in users} <= {
+        "config",
+        "run.py",
+        "evaluate.py",
+        "export.py",
+        "assemble.py",
+        "cli.py",
+        "benchmark",
+    }
 
 
 def test_torch_free_modules_import_neither_torch_nor_any_other_heavy_library() -> None:
     heavy = {"torch", "datasets", "wandb", "transformers", "matplotlib", "pandas"}
-    code = f"import sys, importlib; [importlib.import_module(m) for m in {TORCH_FREE}]; print({heavy} & set(sys.modules))"
+    code = (
+        f"import sys, importlib; [importlib.import_module(m) for m in {TORCH_FREE}]; print({heavy} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr

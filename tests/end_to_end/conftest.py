@@ -69,7 +69,9 @@ def train() -> Command:
 
     def run(*overrides: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "train.py"), *overrides]
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=quiet_environment())
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=quiet_environment()
+        )
 
     return run
 
@@ -80,7 +82,9 @@ def llama_c4() -> Command:
 
     def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "llama_c4.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=quiet_environment())
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=cwd, timeout=timeout, env=quiet_environment()
+        )
 
     return run
 

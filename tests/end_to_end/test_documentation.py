@@ -1,4 +1,4 @@
-"""Every command in README and docs works: `bash` blocks are run as they stand, `bash no-run` blocks are composed and checked."""
+"""Every command in README and docs works: `bash` blocks are run, `bash no-run` blocks are composed and checked."""
 
 from __future__ import annotations
 

@@ -84,15 +84,15 @@ def test_a_finished_run_is_refused_skipped_or_set_aside_as_asked(micro: list[str
     assert (tmp_path / "runs" / "micro.old-1" / "result.json").exists()
 
 
-def test_a_constant_schedule_extends_to_the_run_that_was_longer_from_the_start(micro: list[str], tmp_path: Path) -> None:
+def test_a_constant_schedule_extends_to_the_run_that_was_longer_from_the_start(
+    micro: list[str], tmp_path: Path
+) -> None:
     flat = [*micro, "lr_schedule=constant", "lr_schedule.warmup_steps=2"]
     long = [*flat, "training.total_tokens=4480"]
     assert run([*long, "run.name=long"])[0] == 0
     assert run(flat)[0] == 0
     assert run([*long, "training.extend=true"])[0] == 0
-    assert_same(
-        final_parts(tmp_path / "runs" / "micro")["engine"], final_parts(tmp_path / "runs" / "long")["engine"]
-    )
+    assert_same(final_parts(tmp_path / "runs" / "micro")["engine"], final_parts(tmp_path / "runs" / "long")["engine"])
 
 
 def test_another_recipe_is_refused_with_the_differing_keys(micro: list[str]) -> None:
