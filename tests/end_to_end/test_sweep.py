@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.end_to_end.conftest import ROOT, Command, quiet_environment
-
-COMPARED = ("kind", "update", "epoch", "targets", "loss", "lr", "grad_norm")
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """What a run measured, without times and memory."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{name: json.loads(line).get(name) for name in COMPARED} for line in lines]
+from tests.end_to_end.runs import assert_same, final_parts, records
 
 
 def named(overrides: list[str], name: str) -> list[str]:
@@ -34,6 +25,7 @@ def test_the_second_job_of_a_sweep_is_the_run_alone(micro: list[str], tmp_path: 
     assert (swept.returncode, alone.returncode) == (0, 0), swept.stderr + alone.stderr
     runs = tmp_path / "runs"
     assert records(runs / "sweep-0.002") == records(runs / "alone") != records(runs / "sweep-0.001")
+    assert_same(final_parts(runs / "sweep-0.002"), final_parts(runs / "alone"))
 
 
 @pytest.mark.slow
