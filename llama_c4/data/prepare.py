@@ -110,7 +110,11 @@ def _build(path: Path, preparation: _Preparation) -> TokenCache:
             if preparation.is_enough(base):
                 work.discard()
                 return base
-        return work.publish(preparation.build(work, base))
+        try:
+            return work.publish(preparation.build(work, base))
+        except BaseException:
+            work.discard_if_empty()
+            raise
 
 
 @contextmanager

@@ -103,6 +103,11 @@ class WorkingFolder:
         """Remove the folder."""
         shutil.rmtree(self.path)
 
+    def discard_if_empty(self) -> None:
+        """Remove the folder unless there is work in it to go on from."""
+        if not any(self._journal.get(key) for key in ("tokenizer", "full_shards", "finished")):
+            self.discard()
+
     def _move_into_cache(self, shards: Collection[str], manifest: dict[str, Any]) -> None:
         """Readers of the old manifest go on undisturbed: no file that it names is touched."""
         for name in shards:

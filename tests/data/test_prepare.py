@@ -255,6 +255,12 @@ def test_a_corpus_without_a_document_is_refused(tmp_path: Path, rows: list[bytes
     assert not Path(data.cache_dir).exists()
 
 
+def test_a_preparation_that_never_began_leaves_nothing_behind(data: C4FilesConfig) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        run(data, tokenizer="/none/tokenizer.json")
+    assert not Path(data.cache_dir + ".partial").exists()
+
+
 def test_a_cache_without_one_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"hold no block of model.context_length=100000 targets"):
         prepare(
