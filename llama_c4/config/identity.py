@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from llama_c4.config.conf_files import SHAPE, model_names
+from llama_c4.config.dotted import flat
 from llama_c4.config.fields import leaf_of
 from llama_c4.config.schema import AccumAdamWConfig, LlamaConfig, RunConfig
 from llama_c4.config.validate import show
@@ -21,7 +22,7 @@ def settings_of_kind(config: RunConfig, kind: Kind) -> dict[str, Any]:
     """Dotted key → value of all settings of one kind, sorted by key; of a variant, only its own."""
     found: dict[str, Any] = {}
     for group, branch in dataclasses.asdict(cast("Any", config)).items():
-        for key, value in _flatten(branch, f"{group}."):
+        for key, value in flat(branch, f"{group}.").items():
             leaf = leaf_of(key, branch.get("name"))
             if leaf is not None and leaf.kind == kind:
                 found[key] = list(value) if isinstance(value, tuple) else value
@@ -84,10 +85,3 @@ def _differ(x: Any, y: Any) -> bool:
 
 def _shown(settings: dict[str, Any], key: str) -> str:
     return show(settings[key]) if key in settings else "absent"
-
-
-def _flatten(branch: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in branch.items():
-        flat += _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return flat
