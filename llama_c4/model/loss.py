@@ -63,7 +63,9 @@ def chunked_cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *,
     """
     dtype = product_dtype(hidden.device, weight.dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk_rows, dtype, torch.is_grad_enabled())
+        if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+            return _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk_rows, dtype)
+        return _sum_alone(hidden, weight, labels, chunk_rows, dtype)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -71,10 +73,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, dtype: torch.dtype, grad: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, dtype: torch.dtype
     ) -> Tensor:
-        wanted = (grad and ctx.needs_input_grad[0], grad and ctx.needs_input_grad[1])
-        total, *ctx.gradients = _walk(hidden, weight, labels, chunk_rows=chunk_rows, dtype=dtype, wanted=wanted)
+        wanted = ctx.needs_input_grad[:2]
+        total, *ctx.gradients = _sum_and_gradients(hidden, weight, labels, chunk_rows, dtype, wanted=wanted)
         return total
 
     @staticmethod
@@ -83,20 +85,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the chunked cross-entropy keeps its gradients for one backward; it was called twice")
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None, None
+        return *(None if g is None else g.mul_(grad) for g in gradients), None, None, None
 
 
-def _walk(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk_rows: int, dtype: torch.dtype, wanted: tuple[bool, bool]
+def _sum_alone(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, dtype: torch.dtype) -> Tensor:
+    """The sum without gradients, for evaluation."""
+    states, head = _operands(hidden, weight, dtype)
+    logits = states.new_empty(min(chunk_rows, len(states)), len(head))
+    total = states.new_zeros((), dtype=weight.dtype)
+    for rows, targets in zip(states.split(chunk_rows), labels.split(chunk_rows), strict=True):
+        z = torch.mm(rows, head.mT, out=logits[: len(rows)]).to(weight.dtype)
+        total += F.cross_entropy(z, targets, ignore_index=IGNORED, reduction="sum")
+    return total
+
+
+def _sum_and_gradients(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_rows: int, dtype: torch.dtype, *, wanted: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sum, gradient of hidden, gradient of weight; the gradients are None where not wanted."""
-    total = hidden.new_zeros((), dtype=weight.dtype)
-    operands = hidden.to(dtype), weight.to(dtype)
-    if dtype == torch.bfloat16 and hidden.device.type == "cpu" and not cpu_multiplies_bfloat16():
-        operands = operands[0].float(), operands[1].float()  # rounded, then multiplied by the fast kernel
-    states, head = operands
-    chunk_rows = min(chunk_rows, len(hidden))
-    logits = states.new_empty(chunk_rows, len(head))
+    """Sum, gradient of hidden, gradient of weight; a gradient is None where not wanted."""
+    states, head = _operands(hidden, weight, dtype)
+    logits = states.new_empty(min(chunk_rows, len(states)), len(head))
+    total = states.new_zeros((), dtype=weight.dtype)
     grad_hidden = torch.empty_like(hidden) if wanted[0] else None
     grad_weight = torch.empty_like(weight) if wanted[1] else None
     for start in range(0, len(hidden), chunk_rows):
@@ -112,6 +121,14 @@ def _walk(
             counted = states[rows] * count.unsqueeze(1)
             _add_product(grad_weight, dz.mT, counted, first=start == 0)
     return total, grad_hidden, grad_weight
+
+
+def _operands(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Hidden states and head as the products take them; emulated bfloat16 is rounded and widened again."""
+    states, head = hidden.to(dtype), weight.to(dtype)
+    if dtype == torch.bfloat16 and hidden.device.type == "cpu" and not cpu_multiplies_bfloat16():
+        return states.float(), head.float()
+    return states, head
 
 
 def _softmax_in_place(z: Tensor, labels: Tensor, count: Tensor) -> Tensor:
