@@ -11,14 +11,14 @@ import pytest
 
 from llama_c4.benchmark import loading
 
-SIZES: dict[str, Any] = {"rows": 60, "context_length": 16, "batch_size": 7, "shard_tokens": 240, "rounds": 2}
+SIZES: dict[str, Any] = {"rows": 60, "context_length": 16, "batch_size": 7, "shard_tokens": 240, "rounds": 1}
 
 
 @pytest.mark.slow
 def test_candidates_deliver_the_same_tokens_and_are_measured(tmp_path: Path) -> None:
-    candidates = ["llama_c4", "numpy memmap", "datasets (Arrow), own loop"]
+    candidates = ["llama_c4", "datasets (Arrow), own loop"]
     results = loading.measure(**SIZES, candidates=candidates, litdata_python=sys.executable, folder=tmp_path)
-    assert all(results[name]["tokens"] == [960, 960] for name in candidates)
+    assert all(results[name]["tokens"] == [960] for name in candidates)
     assert all(min(results[name]["cpu_seconds"]) > 0 for name in candidates)
     lines = loading.table(results).splitlines()
     assert [line.split("  ")[0] for line in lines[1:]] == candidates
