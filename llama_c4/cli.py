@@ -184,7 +184,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from llama_c4.config.compose import compose_config
 
     config = compose_config(args.rest)
-    from llama_c4.run import run_preparation
+    from llama_c4.prepare import run_preparation
 
     return run_preparation(config, verify=args.verify)
 

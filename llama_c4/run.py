@@ -18,9 +18,8 @@ from llama_c4.config.compose import load_config, to_yaml
 from llama_c4.config.errors import TrainingError
 from llama_c4.config.identity import recipe_differences, recipe_identity, run_folder, settings_of_kind
 from llama_c4.config.schema import RunConfig
-from llama_c4.data.cache import TokenCache
+from llama_c4.data.cache import TokenCache, describe_cache
 from llama_c4.data.loader import BlockStream, build_stream
-from llama_c4.data.order import tokens_needed
 from llama_c4.evaluation.probe import SubsetProbe, full_record
 from llama_c4.evaluation.validator import Validator
 from llama_c4.metrics.console import build_display, open_log
@@ -50,28 +49,6 @@ class Stop(Protocol):
     def reason(self) -> str | None: ...
     @property
     def exit_code(self) -> int: ...
-
-
-def run_preparation(config: RunConfig, *, verify: bool) -> int:
-    """Prepare the token cache that the run of this configuration needs, or check the one that is there.
-
-    Raises:
-        DataError: The source, the tokenizer or an existing cache cannot be used.
-    """
-    from llama_c4.data.prepare import prepare
-
-    plan = plan_of(config)
-    context_length = config.model.context_length
-    cache = prepare(
-        config.data,
-        vocab_size=config.model.vocab_size,
-        context_length=context_length,
-        train_tokens_needed=tokens_needed(config.data, total_blocks=plan.total_blocks, context_length=context_length),
-        verify=verify,
-        progress=config.logging.progress != "off",
-    )
-    print(_cache_line(cache))
-    return 0
 
 
 def run_training(config: RunConfig, *, resume: Path | None = None, stop: Stop | None = None) -> int:
@@ -221,7 +198,7 @@ class _Run:
             f"{self.runtime.precision} with {self.runtime.threads} threads"
         )
         passes = self.plan.total_targets / max(1, self.cache.train.num_tokens)
-        self.logger.message(f"{_cache_line(self.cache)}; training reads {passes:.2f} of the training tokens once")
+        self.logger.message(f"{describe_cache(self.cache)}; training reads {passes:.2f} of the training tokens once")
 
     def _finish(self) -> int:
         """The last update is done and final.pt written: evaluate the whole split, and write the result."""
@@ -416,11 +393,6 @@ class _LoaderPart:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._stream.check_state(state)
-
-
-def _cache_line(cache: TokenCache) -> str:
-    train, validation = cache.train, cache.validation
-    return f"{cache.path}: {train.num_tokens:,} training and {validation.num_tokens:,} validation tokens"
 
 
 def _code_version(found: dict[str, Any]) -> str:

@@ -207,6 +207,12 @@ class TokenCache:
             shard.check_hash()
 
 
+def describe_cache(cache: TokenCache) -> str:
+    """Where it lies and how much it holds, in one line."""
+    train, validation = cache.train.num_tokens, cache.validation.num_tokens
+    return f"{cache.path}: {train:,} training and {validation:,} validation tokens"
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check `manifest.json` in a cache's folder: format, version, identity; the shards are not looked at.
 

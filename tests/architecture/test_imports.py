@@ -28,7 +28,7 @@ TORCH_FREE = [
     "llama_c4.cli",
     "llama_c4.data.cache",
     "llama_c4.data.order",
-    "llama_c4.data.prepare",
+    "llama_c4.prepare",
     "llama_c4.model.accounting",
     "llama_c4.optim.lr_schedule",
     "llama_c4.trainer.plan",

@@ -46,7 +46,7 @@ BUDGET = [
 def micro_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared token cache of the micro run; made once."""
     from llama_c4.config.compose import compose_config
-    from llama_c4.run import run_preparation
+    from llama_c4.prepare import run_preparation
 
     place = tmp_path_factory.mktemp("caches") / "markov"
     assert run_preparation(compose_config([*SHAPE, *DATA, *BUDGET, f"data.cache_dir={place}"]), verify=False) == 0
