@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast, final
 from llama_c4 import __version__
 from llama_c4.assemble import cache_of, check_memory, engine_of, plan_of
 from llama_c4.checkpoint.header import Position, StateHeader
+from llama_c4.checkpoint.policy import export_epochs
 from llama_c4.checkpoint.run_folder import RunFolder
 from llama_c4.checkpoint.store import CheckpointStore
 from llama_c4.config.compose import load_config, to_yaml
@@ -66,6 +67,7 @@ def run_training(config: RunConfig, *, resume: Path | None = None, stop: Stop | 
     """
     place = run_folder(config) if resume is None else resume
     plan = plan_of(config)
+    export_epochs(config.training, num_epochs=plan.num_epochs)
     cache = cache_of(config)
     with ExitStack() as stack:
         if stop is None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llama_c4.config.errors import DataError
-from llama_c4.config.schema import C4Config
+from llama_c4.config.schema import C4Config, C4FilesConfig
 from llama_c4.data.cache import FORMAT, VERSION, TokenCache
 from llama_c4.data.cache_match import (
     file_differences,
@@ -166,7 +166,10 @@ class TextPreparation:
             writer.abort()
         seen = reading.seen if complete else writer.seen
         if record["documents"] == 0:
-            raise DataError(f"{name}: no document with a text in the corpus (skipped rows: {dict(seen.skipped) or 0})")
+            raise DataError(
+                f"{_place(self._data)}: no document with a text in the {name} split "
+                f"(skipped rows: {dict(seen.skipped) or 0}); it needs JSON lines with a field `text`"
+            )
         return {**record, "complete": complete, **_seen_record(seen, own_files=source.files(name) is not None)}
 
     def _in_order(self, name: str, documents: Iterator[Document]) -> Iterator[Document]:
@@ -253,3 +256,7 @@ def _ancestors(base: TokenCache | None) -> list[dict[str, Any]]:
     if base is None:
         return []
     return [*base.manifest["ancestors"], {"identity": base.identity, "train_tokens": base.train.num_tokens}]
+
+
+def _place(data: TextConfig) -> str:
+    return f"data.files={data.files}" if isinstance(data, C4FilesConfig) else f"data={data.name}"
