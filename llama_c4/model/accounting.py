@@ -44,9 +44,9 @@ def choose_loss(
 ) -> Literal["plain", "chunked"]:
     """The form of the cross-entropy that `runtime.loss=auto` stands for; docs/numerics.md has the measurement.
 
-    CPU: chunked wherever there is more than one slice of rows: as fast as plain with an allocator that keeps pages,
-    faster with the default one, and at half the peak memory. With one slice there is nothing to save: plain.
-    Elsewhere: plain while the whole logits fit into 1 GiB, where they cost no memory worth a loop.
+    CPU: chunked wherever there is more than one slice of rows: as fast as plain with an allocator that keeps pages, at
+    half the peak memory of a 20m update. With one slice there is nothing to save: plain. Elsewhere: plain while the
+    whole logits fit into 1 GiB; a rule about memory, the speed there is not measured.
 
     Args:
         device_type: cpu or cuda.
