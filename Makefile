@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+# More overrides for the demo, such as DEMO="training.total_tokens=131072".
+DEMO ?=
 SETUP := .venv/.set-up
 
 .PHONY: help setup demo test test-fast lint clean
@@ -21,7 +23,7 @@ $(SETUP): pyproject.toml constraints.txt
 
 demo: $(SETUP)  ## prepare, train, evaluate and draw: the whole way on two CPU cores, offline, in minutes
 	$(BIN)/llama-c4 prepare experiment=demo
-	$(BIN)/python train.py experiment=demo run.on_finished=restart
+	$(BIN)/python train.py experiment=demo run.on_finished=restart $(DEMO)
 	$(BIN)/llama-c4 evaluate outputs/demo
 	$(BIN)/llama-c4 report outputs/demo --out outputs/demo/report.html
 	$(BIN)/llama-c4 runs outputs

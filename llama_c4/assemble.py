@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from llama_c4.config.errors import ConfigError
 from llama_c4.config.schema import RunConfig
 from llama_c4.data.cache import TokenCache
@@ -47,6 +49,7 @@ def model_of(config: RunConfig, runtime: Runtime) -> Llama:
         dtype=runtime.param_dtype,
         attention=attention_of(config),
         loss=loss_form_of(config, runtime),
+        products=torch.bfloat16 if runtime.precision == "bfloat16" else None,
     )
 
 
@@ -106,4 +109,5 @@ def _estimate(config: RunConfig, runtime: Runtime, micro_batch_size: int) -> int
         micro_batch_size=micro_batch_size,
         precision=runtime.precision,
         loss=loss_form_of(config, runtime),
+        device_type=runtime.device.type,
     )

@@ -156,7 +156,7 @@ def _command(
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_argument("rest", nargs="*", metavar="OVERRIDE", help=OVERRIDES_HELP)
+    action = parser.add_argument("rest", nargs="*", metavar="OVERRIDE", help=OVERRIDES_HELP, default=[])
     action.completer = _complete  # type: ignore[attr-defined]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,11 +16,13 @@ from llama_c4.checkpoint.header import Position, StateHeader
 from llama_c4.checkpoint.policy import export_epochs
 from llama_c4.checkpoint.run_folder import RunFolder
 from llama_c4.checkpoint.store import CheckpointStore
+from llama_c4.config.command import overrides_of
 from llama_c4.config.compose import load_config, to_yaml
-from llama_c4.config.errors import TrainingError
+from llama_c4.config.errors import DataError, TrainingError
 from llama_c4.config.identity import recipe_differences, recipe_identity, run_folder, settings_of_kind
 from llama_c4.config.schema import RunConfig
 from llama_c4.data.cache import TokenCache, describe_cache
+from llama_c4.data.cache_match import capacity_fault
 from llama_c4.data.loader import BlockStream, build_stream
 from llama_c4.evaluation.probe import SubsetProbe, full_record
 from llama_c4.evaluation.validator import Validator
@@ -99,6 +102,15 @@ def _claim(config: RunConfig, place: Path) -> RunFolder:
 
 
 def _open_stream(config: RunConfig, cache: TokenCache, plan: TrainingPlan, runtime: Runtime) -> BlockStream:
+    fault = capacity_fault(
+        cache,
+        config.data,
+        needed_blocks=plan.total_blocks,
+        context_length=config.model.context_length,
+        command=shlex.join(["llama-c4", "prepare", *_without_amount(overrides_of(config))]),
+    )
+    if fault is not None:
+        raise DataError(fault)
     return build_stream(
         config.data,
         cache,
@@ -107,6 +119,11 @@ def _open_stream(config: RunConfig, cache: TokenCache, plan: TrainingPlan, runti
         total_blocks=plan.total_blocks,
         device=runtime.device,
     )
+
+
+def _without_amount(overrides: list[str]) -> list[str]:
+    """The message that uses them names the amount, and another folder where one is needed."""
+    return [text for text in overrides if not text.startswith("data.train_tokens=")]
 
 
 @final
@@ -232,7 +249,7 @@ class _Run:
             yield
         except TrainingError as error:
             self._status("diverged" if "not finite" in str(error) else "failed", str(error))
-            self.logger.message(str(error))
+            self._log.message(str(error))  # the terminal gets it from whoever catches it
             raise
         except KeyboardInterrupt:
             self._status("interrupted", "interrupted at once; the same command continues from the last state")
@@ -262,7 +279,7 @@ class _Run:
             num_updates=self.plan.num_updates, num_epochs=self.plan.num_epochs, total_targets=self.plan.total_targets
         )
         screen = build_display(self.config.logging.progress, stream=sys.stdout, extent=extent)
-        log = open_log(self.folder.path / "run.log", extent=extent)
+        self._log = log = open_log(self.folder.path / "run.log", extent=extent)
         status = StatusDisplay(
             lambda state, update, targets: self.folder.write_status(
                 state, update=update, targets=targets, total_targets=self.plan.total_targets

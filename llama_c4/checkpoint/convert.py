@@ -80,8 +80,9 @@ def export_hugging_face(
                 sync_file(file)
     except FileExistsError as error:
         raise CheckpointError(f"{folder}: exists already and is not overwritten; choose another folder") from error
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{folder}: cannot be written ({reason})") from error
 
 
 def import_hugging_face(folder: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -34,7 +35,7 @@ class FolderLock:
         """Take the lock.
 
         Raises:
-            CheckpointError: Another process holds it, or the file system knows no locks.
+            CheckpointError: Another process holds it, or the file system knows no locks or lets nobody write.
         """
         self.path = folder / LOCK_FILE
         self._descriptor = _take(self.path)
@@ -52,7 +53,10 @@ class FolderLock:
 def _take(path: Path) -> int:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(_no_locks(path, error)) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The folder may have been renamed between open and lock: then this is the lock of another name.
@@ -72,9 +76,11 @@ def _take(path: Path) -> int:
 
 
 def _write_holder(descriptor: int) -> None:
+    """For people alone: where the disk is full the lock holds without it, and the next file tells."""
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
 def _in_use(path: Path) -> str:

@@ -92,10 +92,15 @@ class RunFolder:
                 restart in an empty folder, the old one being kept as NAME.old-1, NAME.old-2, ….
             extend: A larger budget continues the run, finished or not.
         Raises:
-            CheckpointError: In use; no run folder; another recipe; finished and `on_finished` is refuse.
+            CheckpointError: In use; no run folder or none can be made; another recipe; finished and on_finished=refuse.
         """
         _check_usable(path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: cannot be made ({error.strerror or error}); choose another run.output_dir"
+            ) from error
         lock = FolderLock(path)
         try:
             if not (path / CONFIG_FILE).exists():

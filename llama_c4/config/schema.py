@@ -318,7 +318,7 @@ class RuntimeConfig:
     loss: Literal["auto", "plain", "chunked"] = machine()
     """Form of the cross-entropy; chunked never holds the whole logits."""
     optimizer_kernel: Literal["auto", "fused", "foreach", "plain"] = machine()
-    threads: int | None = machine(gt=0)
+    threads: int | None = machine(gt=0, le=1024)
     """CPU threads of torch; null takes the cores that the process may use."""
     allocator: Literal["auto", "retain", "default"] = machine()
     """retain keeps freed pages of the C heap, which saves page faults on CPUs; auto retains on CPUs."""

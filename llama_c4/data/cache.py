@@ -81,13 +81,22 @@ class TokenSplit:
         complete: Whether the source has no more to give, so that this split can never be extended. The last group of
             shards of a complete split is as whole as it will ever be, so its order is final.
         shards: The files, in order.
+        vocab_size: V; a larger id in a shard means that it was altered.
     """
 
     def __init__(
-        self, name: str, shards: tuple[Shard, ...], *, num_documents: int, text_bytes: int | None, complete: bool
+        self,
+        name: str,
+        shards: tuple[Shard, ...],
+        *,
+        vocab_size: int,
+        num_documents: int,
+        text_bytes: int | None,
+        complete: bool,
     ) -> None:
         self.name = name
         self.shards = shards
+        self.vocab_size = vocab_size
         self.num_documents = num_documents
         self.text_bytes = text_bytes
         self.complete = complete
@@ -111,7 +120,7 @@ class TokenSplit:
             The tokens, uint16 [count]; `out` itself where it was given.
         Raises:
             ValueError: The range leaves the split, or `out` has another shape or type.
-            DataError: A shard is shorter than the manifest says, or cannot be read.
+            DataError: A shard is shorter than the manifest says, holds an id beyond the vocabulary, or cannot be read.
         """
         if start < 0 or count < 0 or start + count > self.num_tokens:
             raise ValueError(f"tokens [{start}, {start + count}) of a split of {self.num_tokens} tokens")
@@ -123,7 +132,13 @@ class TokenSplit:
         while done < count:
             offset = start + done - self._starts[index]
             take = min(count - done, self.shards[index].num_tokens - offset)
-            _read_tokens(self.shards[index].path, offset, out[done : done + take])
+            piece = out[done : done + take]
+            _read_tokens(self.shards[index].path, offset, piece)
+            if int(piece.max()) >= self.vocab_size:
+                raise DataError(
+                    f"{self.shards[index].path}: holds the id {piece.max()}, and the vocabulary has {self.vocab_size}, "
+                    f"so it was altered; {_REPAIR}"
+                )
             index, done = index + 1, done + take
         return out
 
@@ -224,7 +239,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise DataError(_missing(path)) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); point data.cache_dir to a cache's folder"
+        ) from None
+    except ValueError as error:
         raise DataError(f"{file}: cannot be read as JSON ({error}); {_REPAIR}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{file}: not the manifest of a token cache; point data.cache_dir somewhere else")
@@ -253,6 +272,7 @@ def _split(path: Path, manifest: Mapping[str, Any], name: str) -> TokenSplit:
     split = TokenSplit(
         name,
         shards,
+        vocab_size=manifest["vocab_size"],
         num_documents=record["documents"],
         text_bytes=record["text_bytes"],
         complete=record["complete"],

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from llama_c4.checkpoint.atomic import write_text
-from llama_c4.config.errors import CheckpointError
+from llama_c4.config.errors import CheckpointError, TrainingError
 from llama_c4.report import units
 from llama_c4.report.details import cards, name_with_key, run_details, runs_table, state_badge
 from llama_c4.report.ledger import RunSummary, read_run, scan
@@ -41,8 +41,11 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> None:
     if out.is_dir():
         raise CheckpointError(f"{out} is a folder; name the HTML file to write, such as {out / 'report.html'}")
     runs = ranked(_read_runs(run_dirs))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_figures(runs, out.with_name(f"{out.stem}_figures"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_figures(runs, out.with_name(f"{out.stem}_figures"))
+    except OSError as error:
+        raise TrainingError(f"{out}: cannot be written ({error.strerror}); choose another --out") from error
     drawings = {(plot, layout): svg(plot, runs, layout) for plot in PLOTS for layout in LAYOUTS}
     write_text(out, page(runs, drawings), durable=False)
 

@@ -16,6 +16,9 @@ from fractions import Fraction
 from llama_c4.config.errors import CheckpointError, ConfigError
 from llama_c4.config.schema import TrainingConfig
 
+MAX_EPOCHS = 1_000_000
+"""Far beyond any run; a typing error in the budget is told instead of being laid out."""
+
 
 @dataclass(frozen=True)
 class Update:
@@ -229,6 +232,7 @@ def _exact_boundaries(total: Fraction, epoch: Fraction, context_length: int, num
             f"{context_length}, so some epochs would be empty; set it to {context_length} or more"
         )
     last = math.ceil(total / context_length)
+    _check_count(math.ceil(total / epoch))
     count = math.floor((last - 1) * context_length / epoch) + 1  # the first k with ceil(k·epoch/L) >= last
     boundaries = tuple(min(math.ceil(k * epoch / context_length), last) for k in range(1, count + 1))
     for k, boundary in enumerate(boundaries, start=1):
@@ -239,6 +243,14 @@ def _exact_boundaries(total: Fraction, epoch: Fraction, context_length: int, num
                 f"to multiples of {num_workers * context_length}, or training.epoch_boundary=whole_updates"
             )
     return boundaries
+
+
+def _check_count(epochs: int) -> None:
+    if epochs > MAX_EPOCHS:
+        raise ConfigError(
+            f"training.total_tokens: the budget is {epochs} virtual epochs, more than {MAX_EPOCHS}; set a longer "
+            "training.epoch_tokens, or a smaller budget"
+        )
 
 
 def _whole_updates(total: Fraction, epoch: Fraction, batch_tokens: int) -> list[int]:
@@ -253,6 +265,7 @@ def _whole_updates(total: Fraction, epoch: Fraction, batch_tokens: int) -> list[
             f"targets are {float(count):g} epochs of {float(epoch):g}; change the budget or the epoch length, "
             "or set training.epoch_boundary=exact"
         )
+    _check_count(int(count))
     updates = [math.floor(k * epoch / batch_tokens + Fraction(1, 2)) for k in range(1, int(count) + 1)]
     for k, (before, after) in enumerate(zip([0, *updates], updates, strict=False), start=1):
         if after == before:

@@ -56,7 +56,12 @@ def micro_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def micro(micro_cache: Path, tmp_path: Path) -> list[str]:
     """Overrides of the micro run; its run folder is `tmp_path/runs/micro`."""
-    places = [f"data.cache_dir={micro_cache}", f"run.output_dir={tmp_path / 'runs'}", "run.name=micro"]
+    return micro_overrides(micro_cache, tmp_path / "runs")
+
+
+def micro_overrides(cache: Path, runs: Path) -> list[str]:
+    """The micro run on a cache, in a folder of runs."""
+    places = [f"data.cache_dir={cache}", f"run.output_dir={runs}", "run.name=micro"]
     return [*SHAPE, *DATA, *BUDGET, *places, "runtime=cpu", "training.micro_batch_size=3", "runtime.threads=1"]
 
 

@@ -198,6 +198,14 @@ def test_folders_that_are_no_runs_are_refused(
     refused(main(["export", str(finished), "--to", str(tmp_path / "hf")]), capsys, "hf")
 
 
+def test_a_folder_that_cannot_be_made_is_refused_by_name(
+    micro: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    place = tmp_path / "letter.txt" / "runs"
+    refused(train_main([*micro, f"run.output_dir={place}"]), capsys, str(place), "run.output_dir")
+
+
 def test_a_run_that_diverges_ends_with_a_message_and_says_so(
     micro: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,10 @@ import pytest
 from tests.end_to_end.conftest import ROOT, quiet_environment
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHORT_DEMO = (
+    "training.total_tokens=24576 training.epoch_tokens=24576 evaluation.subset_blocks=8 evaluation.full_at_end=false "
+    "lr_schedule.warmup_steps=1 logging.log_every=1"
+)
 BLOCK = re.compile(r"^```bash(?P<mode>[^\n]*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
@@ -27,6 +31,11 @@ def commands(document: Path, mode: str) -> list[str]:
             text = block["text"].replace("\\\n", " ")
             lines += [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
     return lines
+
+
+def reads_shared_data(document: Path) -> bool:
+    """Whether a command names the corpus or the tokenizer, which lie outside of the checkout."""
+    return any(re.search(r"\$\{?(C4|TOKENIZER)\b", command) for command in commands(document, ""))
 
 
 def words_of(command: str) -> list[str]:
@@ -51,17 +60,21 @@ RUNNABLE = [d for d in DOCUMENTS if commands(d, "")]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("document", RUNNABLE, ids=lambda d: d.name)
-def test_the_commands_of_a_document_run_in_their_order(document: Path, checkout: Path, shared: Path) -> None:
+def test_the_commands_of_a_document_run_in_their_order(
+    document: Path, checkout: Path, request: pytest.FixtureRequest
+) -> None:
     environment = quiet_environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "LLAMA_C4_SHARED": str(shared),
-        "C4": str(shared / "data" / "c4" / "en"),
-        "TOKENIZER": str(shared / "data" / "tokenizer" / "tokenizer.json"),
         "PYTHONPATH": str(checkout),
     }
+    if reads_shared_data(document):
+        data = request.getfixturevalue("shared") / "data"
+        environment |= {"C4": str(data / "c4" / "en"), "TOKENIZER": str(data / "tokenizer" / "tokenizer.json")}
     for command in commands(document, ""):
         if words_of(command)[:2] == ["make", "test"]:
             command = "make -n test"  # this very suite
+        if words_of(command)[:2] == ["make", "demo"]:
+            command = f"make demo DEMO='{SHORT_DEMO}'"
         done = subprocess.run(["bash", "-ec", command], cwd=checkout, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
