@@ -51,7 +51,8 @@ def undisturbed(micro: list[str], tmp_path: Path) -> Path:
     return tmp_path / "runs" / "undisturbed"
 
 
-@pytest.mark.parametrize("pages", [0, 1, 3, 8, 40, 80])
+@pytest.mark.slow
+@pytest.mark.parametrize("pages", [0, 3, 8, 40, 80])
 def test_a_full_disk_ends_the_run_with_a_message_and_the_same_command_goes_on_once_there_is_space(
     pages: int, micro: list[str], undisturbed: Path, small_disk: Path, train: Command
 ) -> None:
