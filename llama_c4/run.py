@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,6 @@ from llama_c4.checkpoint.header import Position, StateHeader
 from llama_c4.checkpoint.policy import export_epochs
 from llama_c4.checkpoint.run_folder import RunFolder
 from llama_c4.checkpoint.store import CheckpointStore
-from llama_c4.config.command import overrides_of
 from llama_c4.config.compose import load_config, to_yaml
 from llama_c4.config.errors import DataError, TrainingError
 from llama_c4.config.identity import recipe_differences, recipe_identity, run_folder, settings_of_kind
@@ -107,7 +105,7 @@ def _open_stream(config: RunConfig, cache: TokenCache, plan: TrainingPlan, runti
         config.data,
         needed_blocks=plan.total_blocks,
         context_length=config.model.context_length,
-        command=shlex.join(["llama-c4", "prepare", *_without_amount(overrides_of(config))]),
+        command="llama-c4 prepare <the settings of the run>",
     )
     if fault is not None:
         raise DataError(fault)
@@ -119,11 +117,6 @@ def _open_stream(config: RunConfig, cache: TokenCache, plan: TrainingPlan, runti
         total_blocks=plan.total_blocks,
         device=runtime.device,
     )
-
-
-def _without_amount(overrides: list[str]) -> list[str]:
-    """The message that uses them names the amount, and another folder where one is needed."""
-    return [text for text in overrides if not text.startswith("data.train_tokens=")]
 
 
 @final
