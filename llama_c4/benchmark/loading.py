@@ -9,13 +9,13 @@ Reported are millions of tokens per second of processor time (of the whole proce
 matters) and of the clock, medians over the rounds; and how many times as fast the first candidate is, as the median of
 the rounds' ratios. A peer that is not installed is reported as such.
 
-    python -m llama_c4.benchmark.loading --litdata-python /tmp/litdata/bin/python
+    python -m llama_c4.benchmark.loading --litdata-python litdata-env/bin/python
 
 litdata wants torchvision, which replaces a CPU build of torch; so it gets an environment of its own:
 
-    python -m venv /tmp/litdata && /tmp/litdata/bin/pip install torch numpy
-    /tmp/litdata/bin/pip install --no-deps litdata
-    /tmp/litdata/bin/pip install boto3 filelock lightning-utilities obstore requests tifffile urllib3
+    python -m venv litdata-env && litdata-env/bin/pip install torch numpy
+    litdata-env/bin/pip install --no-deps litdata
+    litdata-env/bin/pip install boto3 filelock lightning-utilities obstore requests tifffile urllib3
 """
 
 from __future__ import annotations
