@@ -16,11 +16,10 @@ from llama_c4.checkpoint.policy import export_epochs
 from llama_c4.checkpoint.run_folder import RunFolder
 from llama_c4.checkpoint.store import CheckpointStore
 from llama_c4.config.compose import load_config, to_yaml
-from llama_c4.config.errors import DataError, TrainingError
+from llama_c4.config.errors import DivergedError, TrainingError
 from llama_c4.config.identity import recipe_differences, recipe_identity, run_folder, settings_of_kind
 from llama_c4.config.schema import RunConfig
 from llama_c4.data.cache import TokenCache, describe_cache
-from llama_c4.data.cache_match import capacity_fault
 from llama_c4.data.loader import BlockStream, build_stream
 from llama_c4.evaluation.probe import SubsetProbe, full_record
 from llama_c4.evaluation.validator import Validator
@@ -100,15 +99,6 @@ def _claim(config: RunConfig, place: Path) -> RunFolder:
 
 
 def _open_stream(config: RunConfig, cache: TokenCache, plan: TrainingPlan, runtime: Runtime) -> BlockStream:
-    fault = capacity_fault(
-        cache,
-        config.data,
-        needed_blocks=plan.total_blocks,
-        context_length=config.model.context_length,
-        command="llama-c4 prepare <the settings of the run>",
-    )
-    if fault is not None:
-        raise DataError(fault)
     return build_stream(
         config.data,
         cache,
@@ -241,7 +231,7 @@ class _Run:
         try:
             yield
         except TrainingError as error:
-            self._status("diverged" if "not finite" in str(error) else "failed", str(error))
+            self._status("diverged" if isinstance(error, DivergedError) else "failed", str(error))
             self._log.message(str(error))  # the terminal gets it from whoever catches it
             raise
         except KeyboardInterrupt:

@@ -126,9 +126,12 @@ def _serve(name: str, job: _Job, pipe: Connection) -> None:
 
 
 def _peak_bytes() -> int:
-    import resource
+    """Of this process alone; ru_maxrss would start from that of its parent."""
+    import torch
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    from llama_c4.runtime.memory import peak_memory_bytes
+
+    return peak_memory_bytes(torch.device("cpu")) or 0
 
 
 class _Job:

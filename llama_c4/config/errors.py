@@ -1,4 +1,4 @@
-"""The four errors that a user can meet. Each is one clear message: dotted key or file, value, rule, way out."""
+"""The errors that a user can meet. Each is one clear message: dotted key or file, value, rule, way out."""
 
 
 class UserError(Exception):
@@ -32,3 +32,7 @@ class TrainingError(Exception):
     """A run that cannot go on: non-finite loss, full disk, loss below the entropy floor. Exit code 1."""
 
     exit_code = 1
+
+
+class DivergedError(TrainingError):
+    """A loss or gradient that is not finite: the recipe failed, not the machine."""

@@ -126,7 +126,12 @@ def is_enough(split: TokenSplit, target: int | None) -> bool:
 
 
 def capacity_fault(
-    cache: TokenCache, data: DataConfig, *, needed_blocks: int, context_length: int, command: str = "llama-c4 prepare"
+    cache: TokenCache,
+    data: DataConfig,
+    *,
+    needed_blocks: int,
+    context_length: int,
+    command: str = "llama-c4 prepare <the settings of the run>",
 ) -> str | None:
     """Why a cache cannot feed a run, with the command that would prepare enough; None if it can.
 

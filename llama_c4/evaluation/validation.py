@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from llama_c4.config.errors import DataError, TrainingError
+from llama_c4.config.errors import DataError, DivergedError
 from llama_c4.data.batch import Batch
 from llama_c4.data.blocks import read_blocks
 from llama_c4.data.cache import TokenSplit
@@ -131,7 +131,7 @@ def evaluate_batches(
             raise DataError(f"the {split.name} split has no block to evaluate ({split.num_tokens} tokens)")
         loss = float(total) / num_targets
         if not math.isfinite(loss):
-            raise TrainingError(f"the {split.name} loss{_after(update)} is not finite ({loss:g})")
+            raise DivergedError(f"the {split.name} loss{_after(update)} is not finite ({loss:g})")
         if entropy_floor is not None and loss < entropy_floor:
             check_entropy_floor(model, batches(1), loss=loss, floor=entropy_floor, where=_after(update))
     return ValidationResult(

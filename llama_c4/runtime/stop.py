@@ -55,7 +55,11 @@ class StopRequest:
     ) -> None:
         for number, handler in self._former.items():
             # None stands for a handler that C code installed; python cannot put that one back.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            former = signal.SIG_DFL if handler is None else handler
+            # A scheduler sends its signal more than once. The answer is given, and the second one must not kill the
+            # process on its way out, which would hide the exit code.
+            is_repeated = self._signal == number and former == signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if is_repeated else former)
         self._former = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

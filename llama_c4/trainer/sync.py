@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from llama_c4.config.errors import CheckpointError, TrainingError
+from llama_c4.config.errors import CheckpointError, DivergedError, TrainingError
 from llama_c4.data.batch import Batch
 from llama_c4.optim.build import set_lr
 from llama_c4.optim.clipping import CLIP_EPS, clip_scale, gradient_norm
@@ -80,7 +80,7 @@ class SyncEngine:
         norm = gradient_norm(gradients) / self._num_targets
         loss_value, norm_value = torch.stack((loss, norm)).tolist()  # the one host sync of an update
         if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-            raise TrainingError(_not_finite(update, loss_value, norm_value, lr))
+            raise DivergedError(_not_finite(update, loss_value, norm_value, lr))
         torch._foreach_mul_(gradients, clip_scale(norm_value, self._grad_clip) / self._num_targets)
         set_lr(self._optimizer, lr)
         self._optimizer.step()

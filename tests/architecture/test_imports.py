@@ -70,6 +70,7 @@ def test_parts_get_their_branch_and_never_the_root_of_the_configuration() -> Non
         "config",
         "run.py",
         "evaluate.py",
+        "prepare.py",
         "export.py",
         "assemble.py",
         "cli.py",

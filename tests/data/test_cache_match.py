@@ -152,7 +152,9 @@ def test_a_larger_synthetic_corpus_goes_into_another_folder(tmp_path: Path) -> N
     cache = prepare(data, vocab_size=64, context_length=L, train_tokens_needed=None, progress=False)
     fault = capacity_fault(cache, data, needed_blocks=500, context_length=L)
     assert fault is not None
-    match = re.search(r"`llama-c4 prepare data.train_tokens=(\d+) data.cache_dir=(\S+)`", fault)
+    match = re.search(
+        r"`llama-c4 prepare <the settings of the run> data.train_tokens=(\d+) data.cache_dir=(\S+)`", fault
+    )
     assert match is not None
     assert match[2] != data.cache_dir
     larger = replace(data, train_tokens=int(match[1]), cache_dir=match[2])

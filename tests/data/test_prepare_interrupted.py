@@ -220,8 +220,10 @@ prepare(data, vocab_size=320, context_length=8, train_tokens_needed=None, progre
 def start(data: C4FilesConfig) -> subprocess.Popen[str]:
     """The preparation in a process of its own, two processes beneath it."""
     settings = json.dumps({**asdict(data), "prepare_processes": 2})
+    # A shell starts its background jobs with SIGINT ignored, and what a test runner has is inherited.
+    script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{SCRIPT}"
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, settings], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, settings], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -22,7 +22,8 @@ PRESETS = {
 }
 
 MEASURE = """
-import gc, resource, sys, torch
+import gc, sys, torch
+from llama_c4.runtime.memory import peak_memory_bytes
 from llama_c4.config.schema import LlamaConfig
 from llama_c4.model.llama import build_model
 torch.set_num_threads(1)
@@ -37,7 +38,7 @@ def train(layers, width, precision, loss):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
             total = model.loss_sum(tokens, tokens)
         total.backward(); optimizer.step(); optimizer.zero_grad()
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = lambda: peak_memory_bytes(torch.device("cpu"))  # ru_maxrss starts from that of the parent
 train(1, 8, *sys.argv[1:]); gc.collect()
 before = peak(); train(6, 256, *sys.argv[1:]); print(peak() - before)
 """

@@ -8,10 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from llama_c4.runtime.stop import StopRequest
+from llama_c4.runtime.stop import SIGNALS, StopRequest
+
+
+@pytest.fixture(autouse=True)
+def _handlers_as_before() -> Iterator[None]:
+    """What a test leaves ignored would be inherited by every process that later tests start."""
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 def send(number: signal.Signals) -> None:
@@ -91,7 +101,7 @@ def test_two_sigterms_from_outside_leave_the_process_in_command_of_its_exit() ->
     code = (
         "import sys, time\nfrom llama_c4.runtime.stop import StopRequest\n"
         "with StopRequest() as stop:\n    print('ready', flush=True)\n"
-        "    while not stop.requested: time.sleep(0.005)\n    time.sleep(0.3)\nsys.exit(stop.exit_code)"
+        "    while not stop.requested: time.sleep(0.005)\ntime.sleep(0.3)\nsys.exit(stop.exit_code)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
